@@ -126,6 +126,10 @@ class PeftConfig:
             return True
         return _ends_with(module, self.targets) and self._has_layer(module)
 
+    def has_parameter(self, name: str) -> bool:
+        """Whether the adapter is for a parameter of that name, whichever module it is of."""
+        return _ends_with(name, self.parameters)
+
     def _has_layer(self, module: str) -> bool:
         if self.layers is None:
             return True

@@ -104,9 +104,12 @@ class Router(MayBePacked):
 
     def forward(self, x: torch.Tensor, live: Live | None, norm: Gain | None = None, here: Here | None = None) -> Routes:
         """x [tokens, hidden], or norm(x) → where its tokens go. here: see `route`."""
-        if x.dtype != self.weight.dtype:
-            x, norm = (x if norm is None else rms_norm(x, *norm)).to(self.weight.dtype), None
-        logits = router_logits(x, self.weight, norm, self.bias)
+        low_rank = self.low_rank if self.low_rank is not None and self.low_rank.is_active else None
+        if norm is not None and (low_rank is not None or x.dtype != self.weight.dtype):
+            x, norm = rms_norm(x, *norm), None
+        logits = router_logits(x.to(self.weight.dtype), self.weight, norm, self.bias)
+        if low_rank is not None:
+            logits = low_rank.expand(logits, low_rank.shrink(x), self.bias)
         bias = getattr(self, self.correction) if self.correction else None
         return route(logits, self.rule, bias, live, here)
 
@@ -444,6 +447,13 @@ class SharedGate(MayBePacked):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(1, hidden), requires_grad=False)
 
+    def forward(self, y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """y [tokens, n] times that of x [tokens, hidden], in place; returns y."""
+        if self.low_rank is None or not self.low_rank.is_active:
+            return sigmoid_gate(y, x, self.weight)
+        logits = (x.float() @ self.weight[0].float())[:, None]
+        return y.mul_(self.low_rank.expand(logits, self.low_rank.shrink(x), None).sigmoid())
+
 
 class MixtureOfExperts(nn.Module):
     """Routed experts, and shared ones that every token goes through.
@@ -560,5 +570,5 @@ class MixtureOfExperts(nn.Module):
             inner = shared.gate_up_proj(x, reader=shared.down_proj)
         else:
             inner = shared.gate_up_proj(x)
-            sigmoid_gate(inner, x, self.get_parameter(f"{self._gate_name}.weight"))
+            self.get_submodule(self._gate_name)(inner, x)
         return shared.down_proj.partial(inner, residual)

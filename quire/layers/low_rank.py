@@ -25,7 +25,7 @@ class ActiveRows:
     """Whose the rows are that the layers multiply now: one of a model, known to all its layers.
 
     rows: None: nobody's, and the layers compute as if there were no adapters. with_experts: some of their adapters
-    change experts.
+    change experts, or what chooses them.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -148,6 +148,15 @@ class LowRank:
 
     def num_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.factors if isinstance(t, torch.Tensor))
+
+
+class LowRankChoice(LowRank):
+    """Of a small matrix that chooses experts, or how much of a shared one: like experts few adapters' business, and in
+    no graph, so that steps of all others are as they were."""
+
+    @property
+    def is_active(self) -> bool:
+        return super().is_active and self._active.with_experts
 
 
 class LowRankEmbedding:

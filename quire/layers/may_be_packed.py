@@ -9,12 +9,16 @@ import torch
 from torch import nn
 
 from quire.layers.linear import Linear
+from quire.layers.low_rank import LowRankChoice
 from quire.layers.targets import Target
 from quire.quantization.base import QuantizationMethod
 
 
 class MayBePacked(nn.Module):
+    """weight [outputs, inputs], whole on every rank."""
+
     weight: nn.Parameter
+    low_rank: LowRankChoice | None = None  # what adapters add, if there may be any
     _pattern: tuple[Linear, ...] = ()  # what it is made of; in a tuple, so that it is no layer
 
     def unpack_from(self, method: QuantizationMethod, name: str) -> None:

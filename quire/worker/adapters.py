@@ -16,7 +16,7 @@ import torch
 
 from quire.config.lora import LoraConfig
 from quire.kernels.low_rank.rows import adapter_rows
-from quire.layers.low_rank import ActiveRows, ExpertFactors
+from quire.layers.low_rank import ActiveRows
 from quire.models.adapters.model import AdaptedModel, HostAdapter, ReadAdapter
 from quire.models.base import Model
 from quire.types.plan import StepPlan
@@ -93,7 +93,7 @@ class Adapters:
             adapter = self._hosted.get(change.adapter.key)
             self._model.put(change.slot, adapter)
             self._with_experts.discard(change.slot)
-            if adapter is not None and any(isinstance(host, ExpertFactors) for host in adapter.values()):
+            if adapter is not None and self._model.changes_experts(adapter):
                 self._with_experts.add(change.slot)
         seats.seat_adapters(plan.admits)
         self._use(set(seats.adapters_np[plan.seats].tolist()))

@@ -94,6 +94,18 @@ def test_each_row_gets_its_own(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, NARROW])
+@pytest.mark.parametrize(("rows", "n", "biased"), [(1, 1, False), (9, 60, True), (70, 1, False)])
+def test_few_wide_outputs(device: torch.device, rows: int, n: int, biased: bool, dtype: torch.dtype) -> None:
+    """Logits of experts, and the one of a shared expert's gate, are float32 whatever the factors are."""
+    given = factors(device, (n,), 96, dtype)
+    slots = torch.randint(0, SLOTS + 1, (rows,), dtype=torch.int32, device=device)
+    x, y = (torch.randn(rows, 96) / 10).to(device, dtype), torch.randn(rows, n, device=device)
+    bias = torch.randn(n, device=device) if biased else None
+    wanted = expected(y, x, slots, given, bias)
+    assert_near(added(y, x, adapter_rows(slots, SLOTS), given, bias), wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
 @pytest.mark.parametrize(("rows", "n", "k"), [(1, 64, 96), (9, 40, 2064), (90, 264, 80)])
 def test_what_follows_a_product(device: torch.device, rows: int, n: int, k: int, dtype: torch.dtype) -> None:
     """The gate, and the sum with a residual: of rows without an adapter too."""

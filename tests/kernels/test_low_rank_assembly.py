@@ -55,6 +55,27 @@ def test_expand_needs_no_shared_memory(
 
 
 @TESTED
+@pytest.mark.parametrize("outputs", [1, 60])
+def test_expand_makes_few_wide_outputs(outputs: int, tmp_path: Path) -> None:
+    """One is a constant to the compiler, its strides too."""
+    from quire.kernels.low_rank.triton.expand_registers import _expand_registers_kernel
+
+    constants = EXPAND | {
+        "LINES": 16, "ROOM": 16, "FIRST_END": outputs, "SECOND_END": outputs, "GATED": False, "RESIDUAL": False,
+    }  # fmt: skip
+    types = TILES | {"up": "*bf16", "num_rows": "i32"}
+    types |= dict.fromkeys(("inner", "gains", "y", "out", "bias"), "*fp32")
+    sizes = ("n", "stride", "out_stride")
+    if outputs == 1:
+        constants |= dict.fromkeys(sizes, 1)
+    else:
+        types |= dict.fromkeys(sizes, "i32")
+    aligned = ("y", "inner", "out", "up", "gains", "bias")
+    code = assert_assembles_well(_expand_registers_kernel, types, constants, aligned, tmp_path)
+    assert "mma.sync" in code
+
+
+@TESTED
 @pytest.mark.parametrize(("parts", "ends", "gated", "residual"), CASES)
 def test_blocks_come_by_copies_of_16_bytes(
     parts: int, ends: tuple[int, int], gated: bool, residual: bool, tmp_path: Path

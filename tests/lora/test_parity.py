@@ -16,6 +16,7 @@ from quire.types.output import RequestOutput
 from tests.lora import adapters
 from tests.lora.adapters import PROMPT
 from tests.models import checkpoints
+from tests.models.cases import CASES as MIXED
 from tests.models.sparse_checkpoints import CASES as SPARSE
 
 OPTIONS: dict[str, Any] = {
@@ -91,6 +92,12 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         },
         {"r": 3, "target_modules": ["shared_expert.up_proj", "shared_expert.down_proj", "k_proj"]},
     ),
+    "shared-gate": (*SPARSE["qwen2"], {"r": 3, "target_modules": "all-linear", "exclude_modules": ["q_proj"]}),
+    "router-parameter": (
+        *SPARSE["qwen3"],
+        {"r": 3, "target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight"]},
+    ),
+    "other-names": (*MIXED["nemotron_h"], {"r": 3, "target_modules": ["in_proj", "q_proj", "o_proj", "down_proj"]}),
 }
 
 

@@ -21,9 +21,11 @@ from quire.layers.low_rank import (
     ExpertFactors,
     HostFactors,
     LowRank,
+    LowRankChoice,
     LowRankEmbedding,
     LowRankExperts,
 )
+from quire.layers.may_be_packed import MayBePacked
 from quire.models.adapters import pack
 from quire.models.adapters.tensors import (
     BASE,
@@ -45,7 +47,7 @@ HostAdapter = Mapping[int, Host]
 
 
 class _Layer(NamedTuple):
-    module: Linear | Embedding | Experts
+    module: Linear | Embedding | Experts | MayBePacked
     low_rank: LowRank | LowRankEmbedding | LowRankExperts
 
 
@@ -101,6 +103,10 @@ class AdaptedModel:
         """That the slots take; experts' take theirs when they are used."""
         return sum(layer.low_rank.num_bytes() for layer in self._layers)
 
+    def changes_experts(self, adapter: HostAdapter) -> bool:
+        """Or what chooses them."""
+        return any(isinstance(self._layers[number].module, Experts | MayBePacked) for number in adapter)
+
     def put(self, slot: int, adapter: HostAdapter | None) -> None:
         """An adapter takes a slot, on the current stream. None: one that changes nothing."""
         for number, layer in enumerate(self._layers):
@@ -115,6 +121,8 @@ class AdaptedModel:
                 self._attach_linear(module)
         elif isinstance(module, Experts):
             self._attach_experts(module)
+        elif isinstance(module, MayBePacked):
+            self._attach_whole(path, module)
         elif isinstance(module, Embedding) and path.rpartition(".")[2] == "embed_tokens":
             self._attach_embedding(path, module)
 
@@ -141,6 +149,13 @@ class AdaptedModel:
         for expert in range(experts.experts):
             for place, part in enumerate(parts):
                 self._places[f"{experts.name}.{expert}.{part}"] = _Place(number, (place,), expert)
+
+    def _attach_whole(self, path: str, module: MayBePacked) -> None:
+        rows, columns = module.weight.shape
+        name = self._model.checkpoint_name(f"{path}.weight").removesuffix(".weight")
+        if self._is_wanted(name):
+            module.low_rank = LowRankChoice([rows], columns, self._rank, self._dtype, self.active)
+            self._places[name] = _Place(self._add(module, module.low_rank))
 
     def _attach_embedding(self, path: str, embedding: Embedding) -> None:
         """And the head that it may be."""
@@ -237,7 +252,8 @@ class AdaptedModel:
         if module in self._places:
             return module
         tensor = f"{module}.weight"  # as older files call it, or a whole model of which this is the decoder, or we do
-        path = f"trunk.{tensor}" if isinstance(self._model, PoolingModel) else tensor
+        ours = tensor.removeprefix("model.")
+        path = f"trunk.{ours}" if isinstance(self._model, PoolingModel) else ours
         whole = self._model.known_name(self._model.file_name(tensor) or tensor)
         names = (self._model.known_name(tensor) or "", whole or "", self._model.checkpoint_name(path))
         return next((name for one in names if (name := one.removesuffix(".weight")) in self._places), None)
@@ -251,7 +267,7 @@ class AdaptedModel:
             elif isinstance(self._module(name), Experts) and self._places[name].expert < 0:
                 if not config.parameters:
                     yield f"{module} is not among the config's target_parameters"
-            elif not config.selects(module):
+            elif not (config.selects(module) or config.has_parameter(f"{module}.weight")):
                 yield f"{module} is not among the config's target_modules"
         names = [*self._places, *known, *elsewhere]
         if config.targets is not None and not isinstance(config.targets, str):
@@ -260,20 +276,22 @@ class AdaptedModel:
                     yield f"target_modules has {target!r}, and the model has no such module that takes adapters"
         for parameter in config.parameters:
             if not elsewhere and not any(name.endswith(f".{parameter}") for name in self._parameters()):
-                yield f"target_parameters has {parameter!r}, and the model has no such experts"
+                yield f"target_parameters has {parameter!r}, and the model has no such experts or router"
 
     def _parameters(self) -> Iterator[str]:
+        yield from (f"{name}.weight" for name in self._places)
         for layer in self._layers:
             if isinstance(layer.module, Experts):
                 names = layer.module.names
                 yield from (f"{layer.module.name}.{part}" for part in (names.all_gate_up, names.all_down))
 
     def _absent(self, config: PeftConfig, known: set[str | None]) -> Iterator[str]:
-        """Modules that the config chooses and the file lacks. Experts may be stored in another way than checkpoints."""
+        """Modules that the config chooses and the file lacks. Experts may be stored in another way than checkpoints,
+        and routers are no linear layers to every version of transformers."""
         if config.targets is None:
             return
         for name in self._places.keys() - known:
-            is_module = not (self._places[name].is_apart or isinstance(self._module(name), Experts))
+            is_module = not (self._places[name].is_apart or isinstance(self._module(name), Experts | MayBePacked))
             if is_module and config.selects(name):
                 yield f"{name} lacks lora_A and lora_B"
 
@@ -305,7 +323,7 @@ class AdaptedModel:
         layer, low_rank = self._layers[place.layer]
         if isinstance(layer, Experts):
             yield from _of_experts(layer, config, module, tensors, place)
-        elif isinstance(layer, Embedding):
+        elif isinstance(layer, Embedding | MayBePacked):
             shape = layer.weight.shape
             outputs, inputs = shape if isinstance(low_rank, LowRank) else shape[::-1]
             yield (-1, 0), pair_of(config, module, tensors, outputs, inputs)
@@ -326,6 +344,8 @@ class AdaptedModel:
             return pack.of_experts(module, pairs, self._dtype)
         if isinstance(module, Linear):
             return pack.of_linear(module, {part: pair for (_, part), pair in pairs.items()}, self._dtype)
+        if isinstance(module, MayBePacked):
+            return pack.of_whole(module.weight, pairs[-1, 0], self._dtype)
         make = pack.of_head if isinstance(low_rank, LowRank) else pack.of_embedding
         return make(module, pairs[-1, 0], self._dtype)
 

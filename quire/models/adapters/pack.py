@@ -65,6 +65,15 @@ def of_head(embedding: Embedding, pair: Pair, dtype: torch.dtype) -> HostFactors
     return _packed({0: (0, Pair(pair.down, pair.up[begin:end], magnitude))}, 1, end - begin, dtype, dense, None)
 
 
+def of_whole(weight: torch.Tensor, pair: Pair, dtype: torch.dtype) -> HostFactors:
+    """Of a plain matrix [n, k] that every rank has whole."""
+
+    def dense(lines: slice) -> torch.Tensor:
+        return weight[lines].float()
+
+    return _packed({0: (0, pair)}, 1, len(pair.up), dtype, dense, None)
+
+
 def of_experts(experts: Experts, pairs: Mapping[tuple[int, int], Pair], dtype: torch.dtype) -> ExpertFactors:
     """pairs: by expert and part, of which gate, up and down are 0, 1 and 2."""
     packed: tuple[dict[int, HostFactors], dict[int, HostFactors]] = ({}, {})

@@ -71,7 +71,10 @@ aliases = {
 }  # fmt: skip
 shared = ("num_attention_heads", "intermediate_size", "moe_intermediate_size", "linear_num_heads")
 KINDS = {"linear_attention": "linear", "full_attention": "full"}
-RENAMED = {".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj."}
+RENAMED = {
+    ".block_sparse_moe.": ".mlp.", ".w1.": ".gate_proj.", ".w3.": ".up_proj.", ".w2.": ".down_proj.",
+    ".forget_gate.f_a_proj.": ".f_a_proj.", ".forget_gate.f_b_proj.": ".f_b_proj.",
+}  # fmt: skip
 
 
 def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
