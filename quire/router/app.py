@@ -1,4 +1,4 @@
-"""The router as an application: its own routes, and all others for the servers."""
+"""The router as an application: its own routes, those for all servers, and all others for one of them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from quire.config.route import RouteConfig
 from quire.foundation.errors import ConfigError
 from quire.router.backend import Backend, check_url
 from quire.router.choose import Chooser
+from quire.router.everywhere import PATHS, Everywhere
 from quire.router.fleet import Fleet
 from quire.router.metrics import RouterMetrics
 from quire.router.proxy import BrokenAnswerError, Proxy, reply_error, reply_json
@@ -30,6 +31,7 @@ class RouterApp:
         self.fleet = Fleet(config, chooser)
         self._metrics = RouterMetrics(lambda: self.fleet.backends)
         self._proxy = Proxy(config, self.fleet, chooser, self._metrics)
+        self._everywhere = Everywhere(self.fleet, chooser, config.max_body_bytes)
         self._own = {
             "/livez": self._live,
             "/health": self._health,
@@ -48,6 +50,8 @@ class RouterApp:
             await self._administer(scope, receive, send)
         elif scope["method"] == "GET" and path in self._own:
             await self._own[path](send)
+        elif scope["method"] == "POST" and path in PATHS:
+            await self._everywhere(scope, receive, send)
         else:
             try:
                 await self._proxy(scope, receive, send)

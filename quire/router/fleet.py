@@ -11,7 +11,7 @@ from quire.foundation.log import get_logger
 from quire.router.backend import Backend
 from quire.router.choose import Chooser
 from quire.router.discovery import Source, read_backends
-from quire.router.upstream import UpstreamError
+from quire.router.upstream import Head, UpstreamError
 
 _PROBE_SECONDS = 5.0  # for an answer to a question of ours
 _MODELS_EVERY = 10  # looks between two at a server's models
@@ -143,17 +143,19 @@ class Fleet:
         head += f"authorization: Bearer {key}\r\n\r\n" if key else "\r\n"
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                return await self._exchange(backend, head.encode())
+                told, body = await self.exchange(backend, head.encode())
+                return told.status, body
         except (UpstreamError, TimeoutError):
             return 0, b""
 
     @staticmethod
-    async def _exchange(backend: Backend, request: bytes) -> tuple[int, bytes]:
+    async def exchange(backend: Backend, request: bytes, sent: bytes = b"") -> tuple[Head, bytes]:
+        """Over a new connection, whole. Raises UpstreamError."""
         connection = await backend.pool.take(fresh=True)
         try:
-            head, body = await connection.ask(request, b""), b""
+            head, body = await connection.ask(request, sent), b""
             while part := await connection.read():
                 body += part
-            return head.status, body
+            return head, body
         finally:
             backend.pool.give_back(connection)

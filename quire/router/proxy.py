@@ -51,7 +51,7 @@ class Proxy:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         try:
-            body = await self._read(receive)
+            body = await read_body(receive, self._config.max_body_bytes)
         except GoneError:
             return
         if body is None:
@@ -67,25 +67,6 @@ class Proxy:
     def _home(self, path: str) -> str | None:
         """Stored things are on one server: that of their id, which is in the path, or the one for all."""
         return _HOME if path.startswith((*_STORING[1:], "/v1/responses/")) else None
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The body; None if it is too long. Raises GoneError."""
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise GoneError
-        if not message.get("more_body"):
-            found = message.get("body", b"")
-            return found if len(found) <= self._config.max_body_bytes else None
-        parts, size = [message.get("body", b"")], len(message.get("body", b""))
-        while message.get("more_body"):
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise GoneError
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._config.max_body_bytes:
-                return None
-        return b"".join(parts)
 
 
 class Exchange:
@@ -186,7 +167,7 @@ class Exchange:
         return (status == 503 or (status == 404 and is_strange)) and len(self._fleet.backends) > 1
 
     async def _ask(self, backend: Backend) -> tuple[Connection, Head]:
-        request = self._head_for(backend)
+        request = head_for(self._scope, self._body, backend)
         connection = self._connection = await backend.pool.take()
         try:
             return connection, await connection.ask(request, self._body, is_head=self._scope["method"] == "HEAD")
@@ -198,17 +179,6 @@ class Exchange:
             raise
         connection = self._connection = await backend.pool.take(fresh=True)
         return connection, await connection.ask(request, self._body, is_head=self._scope["method"] == "HEAD")
-
-    def _head_for(self, backend: Backend) -> bytes:
-        scope = self._scope
-        target = scope["raw_path"]
-        if scope["query_string"]:
-            target += b"?" + scope["query_string"]
-        lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1\r\nhost: " + backend.host_header]
-        lines += [name + b": " + value for name, value in scope["headers"] if name not in _HOP]
-        if self._body or scope["method"] in ("POST", "PUT", "PATCH"):
-            lines.append(b"content-length: %d" % len(self._body))
-        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     async def _answer(self, backend: Backend, connection: Connection, head: Head, send: Send) -> None:
         status = head.status
@@ -245,9 +215,34 @@ class Exchange:
         if head.status == 404 and any(self._wish.model in backend.model_ids for backend in self._fleet.backends):
             await reply_error(send, 503, f"no server that has the model {clipped(self._wish.model, 128)!r} answers")
             return
-        headers = [item for item in head.headers if item[0] not in _HOP_BACK]
-        await send({"type": "http.response.start", "status": head.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body, "more_body": False})
+        await reply_whole(send, head, body)
+
+
+async def read_body(receive: Receive, most: int) -> bytes | None:
+    """The body; None if it is longer than `most` bytes. Raises GoneError."""
+    parts, size, more = [], 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise GoneError
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            return None
+        more = message.get("more_body", False)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def head_for(scope: Scope, body: bytes, backend: Backend) -> bytes:
+    """What a client asks, as it is asked of a server."""
+    target = scope["raw_path"]
+    if scope["query_string"]:
+        target += b"?" + scope["query_string"]
+    lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1\r\nhost: " + backend.host_header]
+    lines += [name + b": " + value for name, value in scope["headers"] if name not in _HOP]
+    if body or scope["method"] in ("POST", "PUT", "PATCH"):
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 async def _whole(connection: Connection) -> bytes:
@@ -267,6 +262,13 @@ async def reply_json(send: Send, value: object, status: int = 200, *, kind: str 
     headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def reply_whole(send: Send, head: Head, body: bytes) -> None:
+    """A server's answer."""
+    headers = [item for item in head.headers if item[0] not in _HOP_BACK]
+    await send({"type": "http.response.start", "status": head.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 async def reply_error(send: Send, status: int, message: str) -> None:
