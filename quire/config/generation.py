@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.config.reading import check_integers
 from quire.foundation.errors import ConfigError, InputError
 from quire.foundation.json_file import read_json_object, shown
 from quire.types.sampling import SamplingParams
@@ -45,6 +46,7 @@ def sampling_defaults(generation: Mapping[str, Any], name: str) -> dict[str, Any
         value = generation.get(key)
         if value is None:
             continue
+        check_integers(value, key, file=name)
         try:
             SamplingParams(**{parameter: value})
         except (InputError, TypeError, ValueError, OverflowError) as error:

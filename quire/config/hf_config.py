@@ -16,7 +16,8 @@ from quire.config.families import Family, family_of, refuse_known
 from quire.config.files.mistral_format import PARAMS, config_of
 from quire.config.files.wrappers import is_wrapper, lift, lifted_overrides
 from quire.config.peft import CONFIG as ADAPTER
-from quire.config.reading import read, read_count, read_positive
+from quire.config.quantization import QUANTIZATION_KEYS
+from quire.config.reading import read, read_count, read_positive, without_long_integers
 from quire.config.rope import ROPE_KEYS, read_rope
 from quire.config.transformers_models import fallback_config, implementation
 from quire.foundation.errors import ConfigError
@@ -132,6 +133,7 @@ def read_hf_config(
         return replace(hf_config(file, overrides, name), is_mistral=is_mistral)
     if is_mistral:
         raise ConfigError(f"{name} is of Mistral's own form, which model_impl=transformers does not read", "model_impl")
+    given = without_long_integers(given, given.keys() - HARMLESS, file=name)
     family, values = fallback_config(given, architecture, name)
     return HFConfig(family=family, architecture=architecture, values=values, unknown=(), given=given)
 
@@ -171,6 +173,8 @@ def hf_config(file: Mapping[str, Any], overrides: Mapping[str, Any], name: str =
         refuse_known("XLMRobertaLoRA", architecture)
     family = family_of(architecture)
     file, overrides = (_renamed(config, family.aliases) for config in (file, overrides))
+    told = {*family.defaults, *family.fixed, *ROPE_KEYS, *QUANTIZATION_KEYS}
+    file, overrides = (without_long_integers(one, told, file=name) for one in (file, overrides))
     given = {**file, **overrides}
     values = {**family.defaults, **given}
     if family.is_own and (missing := [key for key in family.defaults if key not in given and key != "rope_parameters"]):

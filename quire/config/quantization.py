@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from quire.config.reading import check_integers
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import read_json_object, shown
 from quire.foundation.registry import Registry
@@ -60,6 +61,7 @@ ALIASES = {
     "modelopt_fp4": "modelopt", "modelopt_mxfp8": "modelopt", "modelopt_mixed": "modelopt",
     "fp8_per_channel": "fp8", "fp8_per_block": "fp8_block", "int8_per_channel_weight_only": "int8",
 }  # fmt: skip
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")  # of config.json
 # Where methods keep their settings if not in config.json, and whose a file without a name in it is.
 FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
@@ -75,12 +77,13 @@ def checkpoint_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str
 
     Raises ConfigError for a method that there is not.
     """
-    found = config.get("quantization_config") or config.get("compression_config")
+    found = next(filter(None, map(config.get, QUANTIZATION_KEYS)), None)
     name = None
     if not found and "quantization_config" not in config:
         for file, method in FILES.items():
             if (folder / file).is_file():
                 found, name = read_json_object(folder / file, "model"), method
+                check_integers(found, "", file=str(folder / file))
                 break
     if not found:
         return {}

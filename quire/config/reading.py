@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, overload
 
 from quire.foundation.errors import ConfigError
@@ -71,3 +71,33 @@ def read_section(config: Mapping[str, Any], key: str, *, file: str = "config.jso
     if not isinstance(value, Mapping):
         raise ConfigError(f"{file}: {key} must be an object, got {shown(value)}", key, code="model-files")
     return value
+
+
+def check_integers(value: Any, key: str, *, file: str = "config.json") -> None:
+    """Raises ConfigError for an integer of more than 64 bits, which no size is and no message between processes takes.
+
+    value: of that key; of objects and lists in it, all that they hold.
+    """
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            check_integers(inner, f"{key}.{name}" if key else str(name), file=file)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            check_integers(inner, key, file=file)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{file}: {key} must have at most 64 bits, got {shown(value)}", key, code="model-files")
+
+
+def without_long_integers(config: Mapping[str, Any], checked: Collection[str], *, file: str) -> dict[str, Any]:
+    """A file's values without those of keys that mean nothing here and hold such integers. checked: keys that mean
+    something. Raises ConfigError as `check_integers` for one of these."""
+    kept = {}
+    for key, value in config.items():
+        try:
+            check_integers(value, key, file=file)
+        except ConfigError:
+            if key in checked:
+                raise
+        else:
+            kept[key] = value
+    return kept

@@ -74,7 +74,7 @@ def pair_of(config: PeftConfig, module: str, tensors: Tensors, outputs: int, inp
         shapes["lora_magnitude_vector"] = (outputs,)
     _check(module, tensors, shapes)
     magnitude = tensors.get("lora_magnitude_vector")
-    up = tensors["lora_B"].float() * config.scale_of(module)
+    up = _scaled(config, module, tensors["lora_B"])
     return Pair(tensors["lora_A"].float(), up, None if magnitude is None else magnitude.float())
 
 
@@ -85,8 +85,16 @@ def experts_pairs(
     rank = config.rank_of(module)
     _check(module, tensors, {"lora_A": (experts * rank, inputs), "lora_B": (outputs, rank * experts)})
     down = tensors["lora_A"].float().view(experts, rank, inputs)
-    up = tensors["lora_B"].float().view(outputs, rank, experts) * config.scale_of(module)
+    up = _scaled(config, module, tensors["lora_B"]).view(outputs, rank, experts)
     return [Pair(down[e], up[:, :, e], None) for e in range(experts)]
+
+
+def _scaled(config: PeftConfig, module: str, up: torch.Tensor) -> torch.Tensor:
+    scale = config.scale_of(module)
+    scaled = up.float() * scale
+    if not scaled.isfinite().all():
+        raise WeightsError(f"{module}.lora_B times {scale:g}, which lora_alpha and the rank make, is infinite", PARAM)
+    return scaled
 
 
 def _check(module: str, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.config.reading import read, read_count, read_positive
+from quire.config.reading import MAX_SIZE, read, read_count, read_positive
 from quire.foundation.errors import ConfigError
 from quire.layers.attention import Attention
 from quire.layers.block import FeedForward
@@ -55,7 +55,14 @@ def build(config: Mapping[str, Any], max_positions: int) -> DecoderStack:
     inner = sizes.intermediate
     if read(bool, config, "block_auto_adjust_ff_dim"):
         step = read_positive(config, "block_multiple_of")
-        inner = int(read(float, config, "block_ffn_dim_multiplier") * int(2 * inner / 3))
+        factor = read(float, config, "block_ffn_dim_multiplier")
+        if not 1 <= factor * int(2 * inner / 3) <= MAX_SIZE:
+            raise ConfigError(
+                f"config.json: block_ffn_dim_multiplier={factor:g} makes no feed-forward layer of "
+                f"intermediate_size={inner}",
+                "block_ffn_dim_multiplier",
+            )
+        inner = int(factor * int(2 * inner / 3))
         inner = step * -(-inner // step)
     return stack(config, max_positions, sizes, _kinds(config, sizes.layers), lambda _: GatedMLP(sizes.hidden, inner))
 

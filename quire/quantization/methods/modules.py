@@ -34,6 +34,8 @@ def _of_any_name(rule: Callable[[str], Rule], module: str, others: Iterable[str]
 
 def check_multiples(info: MatrixInfo, *, inputs: int = 1, outputs: int = 1) -> None:
     """Raises ConfigError if the matrix has others."""
+    if inputs < 1:
+        raise ConfigError(f"quantization_config: group_size must be >= 1, got {inputs}", OPTION)
     if info.columns % inputs:
         raise ConfigError(
             f"quantization_config: {info.modules[0]} has {info.columns} inputs, no multiple of {inputs}", OPTION

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from quire.config.reading import read_count, read_positive
 from quire.foundation.errors import ConfigError, WeightsError
 from quire.foundation.json_file import shown
 from quire.kernels.gemm.fp8_linear import E4M3
@@ -131,9 +132,7 @@ def _group(fields: Mapping[str, Any], key: str, info: MatrixInfo) -> int:
     """Inputs that share a scale; 0: all of them. Raises ConfigError for other granularities."""
     kind, values = _named(fields[key]) if fields.get(key) else ("PerRow", {})
     if kind == "PerGroup":
-        group = values.get("group_size")
-        if not isinstance(group, int) or group < 1:
-            raise ConfigError(f"quantization_config: group_size must be >= 1, got {shown(group)}", OPTION)
+        group = read_positive(values, "group_size", file="quantization_config")
         check_multiples(info, inputs=group)
         return group
     if kind == "PerRow" or (kind == "PerAxis" and values.get("axis") == 0):
@@ -147,7 +146,7 @@ def _groups(group: int, info: MatrixInfo) -> Axis | int:
 
 def _int8(info: MatrixInfo, fields: dict[str, Any]) -> Scheme:
     _check(fields, ("group_size", "granularity"), "Int8WeightOnlyConfig")
-    group = fields.get("group_size") or _group(fields, "granularity", info)
+    group = read_count(fields, "group_size", 0, file="quantization_config") or _group(fields, "granularity", info)
     form = Grouped("int8", group, scale=torch.float32)
     sources = _int8_sources(info, group)
 
@@ -251,7 +250,7 @@ def _int4(info: MatrixInfo, fields: dict[str, Any]) -> Scheme:
             "the model with int4_packing_format=plain",
             OPTION,
         )
-    group = fields.get("group_size", 128)
+    group = read_positive(fields, "group_size", 128, file="quantization_config")
     check_multiples(info, inputs=group)
     form = Grouped("int4", group, scale=torch.float32, zero=torch.float32)
     sources = (
