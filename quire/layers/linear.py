@@ -207,8 +207,10 @@ class Linear(nn.Module):
             self.group = group
         self.dtype = torch.get_default_dtype()
         info = MatrixInfo(modules, self.out_features, self.in_features, self.role, self.dtype, self.part_rows)
-        own, whole = tuple((share.begin, share.end) for share in self.shares), tuple(self.parts.values())
-        scheme = scheme_of(method, replace(info, whole=whole, own=own, inputs=self._columns[:2]))
+        stored, own = self.stored_parts, tuple((share.begin, share.end) for share in self.shares)
+        whole, pieces = tuple(part.rows for part in stored), tuple(part.pieces for part in stored)
+        info = replace(info, whole=whole, pieces=pieces, own=own, inputs=self._columns[:2])
+        scheme = scheme_of(method, info)
         self._scheme = unpacked(scheme, self.dtype) if self._is_plain else scheme
         rows, columns = self.local_shape
         kept = {name: _parameter(spec) for name, spec in self._scheme.format.tensors(rows, columns, self.dtype).items()}

@@ -294,8 +294,11 @@ class MatrixInfo:
     """What a method may judge a matrix by. modules: the checkpoint's, whose rows are stacked to make it.
 
     parts: how many rows of each module this rank has. Rows and columns are those of all ranks. spelled: what files may
-    call a module besides, as their settings name it. own, inputs: for methods that read modules whole, of each module's
-    rows, and of the columns, the lines [begin, end) that this rank has. whole: how many rows each module has.
+    call a module besides, as their settings name it.
+
+    For methods that read modules whole: whole: how many rows each module has; a module that holds several parts is
+    there once for each. pieces: runs [begin, end) of them that are the part, in its order. own, inputs: of the part's
+    rows, and of the columns, the lines [begin, end) that this rank has.
     """
 
     modules: tuple[str, ...]
@@ -306,8 +309,18 @@ class MatrixInfo:
     parts: tuple[int, ...] = ()
     spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     whole: tuple[int, ...] = ()
+    pieces: tuple[tuple[tuple[int, int], ...], ...] = ()
     own: tuple[tuple[int, int], ...] = ()
     inputs: tuple[int, int] = (0, 0)
+
+    def first_with(self, number: int) -> int:
+        """The first part that is of the module of this one."""
+        return self.modules.index(self.modules[number])
+
+    def own_lines(self, number: int) -> torch.Tensor:
+        """Rows of its module that are this rank's of a part, int64, on the host."""
+        begin, end = self.own[number]
+        return torch.cat([torch.arange(*piece, device="cpu") for piece in self.pieces[number]])[begin:end]
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,12 @@ def scheme_of(method: QuantizationMethod, info: MatrixInfo) -> Scheme:
 
 
 def _parts_of(info: MatrixInfo) -> Iterator[MatrixInfo]:
-    for module, rows, whole, own in zip(info.modules, info.parts, info.whole, info.own, strict=True):
-        yield replace(info, modules=(module,), rows=whole, parts=(rows,), whole=(whole,), own=(own,))
+    each = zip(info.modules, info.parts, info.whole, info.pieces, info.own, strict=True)
+    for module, rows, whole, pieces, own in each:
+        every = sum(end - begin for begin, end in pieces)
+        yield replace(
+            info, modules=(module,), rows=every, parts=(rows,), whole=(whole,), pieces=(pieces,), own=(own,)
+        )  # fmt: skip
 
 
 def _mixed(parts: list[Scheme], rows: tuple[int, ...]) -> Scheme:

@@ -79,6 +79,9 @@ CASES = {
     ),
     "fp4": ("Qwen3", four_bits("fp4", nested=False), config(bnb_4bit_quant_type="fp4")),
     "int8": ("Llama", eight_bits, config(load_in_8bit=True)),
+    "fused": (
+        "Phi3", four_bits("nf4", nested=True), config(bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
+    ),
 }  # fmt: skip
 LARGE = {"hidden_size": 256, "intermediate_size": 1024, "num_key_value_heads": 2, "head_dim": 64}
 
@@ -112,6 +115,18 @@ def test_modules_may_end_amid_256_scales(tmp_path: Path) -> None:
         for rank in range(size):
             mine = dense_of(share("rows", rank, size, parts, 576, method), checkpoint, tmp_path)
             assert torch.allclose(mine, torch.cat([part.chunk(size)[rank] for part in dense]), rtol=1e-5, atol=1e-6)
+
+
+def test_parts_of_a_module_may_end_amid_256_scales(tmp_path: Path) -> None:
+    """Where a row has an odd number of blocks."""
+    _, writer, settings = CASES["nf4-nested"]
+    method, parts = BitsAndBytes.of_checkpoint(settings), {"q": 144, "k": 36, "v": 36}
+    checkpoint, (whole,) = written(writer, {"qkv": 216}, 320)
+    for size in (1, 3):
+        for rank in range(size):
+            mine = dense_of(share("rows", rank, size, parts, 320, method, fused="qkv"), checkpoint, tmp_path)
+            wanted = torch.cat([part.chunk(size)[rank] for part in whole.split([*parts.values()])])
+            assert torch.allclose(mine, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_blocks_are_not_divided() -> None:

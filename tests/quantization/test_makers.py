@@ -12,13 +12,13 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from quire.config.quantization import checkpoint_quantization
-from quire.foundation.errors import ConfigError, WeightsError
+from quire.foundation.errors import WeightsError
 from quire.quantization.select import make_method
 from tests.quantization import writers
 from tests.quantization.test_bitsandbytes import eight_bits, four_bits
 from tests.quantization.test_floats import _OPT, fp8, fp8_block, fp8_tensor, modelopt, nvfp4
 from tests.quantization.test_integers import assert_same_answers, ct_config, gptq_config, load
-from tests.quantization.writers import Writer, awq, gptq, make, pack_quantized
+from tests.quantization.writers import PLAIN, Writer, awq, gptq, make, pack_quantized
 
 BY_TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "awq": ("AwqConfig", {"modules_to_not_convert": ["gate"]}),
@@ -163,10 +163,11 @@ def test_a_group_is_chosen_by_name_before_patterns(is_first: bool, tmp_path: Pat
     assert_same_answers(make(tmp_path, "Llama", writer, config))
 
 
-def test_what_cannot_be_cut_is_named(tmp_path: Path) -> None:
-    folder = make(tmp_path, "GPTNeoX", lambda _: fp8_block("weight_scale_inv", 32, 32), fp8(weight_block_size=[32, 32]))
-    with pytest.raises(ConfigError, match=r"query_key_value\.weight_scale_inv: outputs are stored 32 together"):
-        load(folder)
+@pytest.mark.parametrize("family", ["GPTNeoX", "Phi3"])
+def test_parts_may_begin_inside_a_block(family: str, tmp_path: Path) -> None:
+    """Of a module that holds queries, keys and values, one after the other or by heads."""
+    config, plain = fp8(weight_block_size=[48, 32]), (*PLAIN, "embed_")
+    assert_same_answers(make(tmp_path, family, lambda _: fp8_block("weight_scale_inv", 48, 32), config, plain))
 
 
 # What files have in plain numbers is plain, whatever the settings say: families, which modules, and the method.

@@ -10,7 +10,7 @@ import torch
 
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
-from quire.layers.linear import Linear
+from quire.layers.linear import Linear, stacked
 from quire.quantization.base import QuantizationMethod
 from quire.quantization.select import make_method
 from tests.models.test_targets import read
@@ -33,14 +33,19 @@ CASES: dict[str, tuple[writers.Writer, dict[str, Any]]] = {
     "awq": (awq(32), AWQ),
     "packed": (pack_quantized(4, 32, symmetric=False), ct_config(4, 32, symmetric=False)),
     "fp8-tensor": (fp8_tensor(), fp8()),
+    "fp8-cut-block": (fp8_block("weight_scale_inv", 48, 32), fp8(weight_block_size=[48, 32])),
     "fp8-block": (fp8_block("weight_scale_inv", 32, 32), fp8(weight_block_size=[32, 32])),
     "mxfp4": (mxfp4, tensors("mxfp4-pack-quantized", test_floats.FLOAT4)),
 }
 
 
-def share(role: Any, rank: int, size: int, parts: dict[str, int], columns: int, method: QuantizationMethod) -> Linear:
-    linear = Linear(columns, sum(parts.values()), bias=False, role=role, parts=parts)
-    linear.allocate(method, tuple(parts), Topology(rank, size))
+def share(
+    role: Any, rank: int, size: int, parts: dict[str, int], columns: int, method: QuantizationMethod, fused: str = ""
+) -> Linear:
+    """fused: the module that has all parts."""
+    stored = stacked(fused, parts) if fused else None
+    linear = Linear(columns, sum(parts.values()), bias=False, role=role, parts=parts, stored=stored)
+    linear.allocate(method, (fused,) * len(parts) if fused else tuple(parts), Topology(rank, size))
     return linear
 
 
@@ -81,7 +86,6 @@ def test_shares_make_the_whole(writer: writers.Writer, config: dict[str, Any], t
     [
         ("columns", 96, gptq_config(4, 32), "inputs are stored 32 together and cannot be cut at 48"),
         ("columns", 96, fp8(weight_block_size=[32, 32]), "inputs are stored 32 together"),
-        ("rows", 96, fp8(weight_block_size=[64, 32]), "outputs are stored 64 together and cannot be cut at 32"),
     ],
 )
 def test_groups_are_not_divided(role: str, columns: int, config: dict[str, Any], words: str) -> None:

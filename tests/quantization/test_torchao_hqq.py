@@ -37,7 +37,7 @@ def make(family: str, folder: Path, pack: Callable[[str, torch.Tensor], Packed |
     state, packed = load_file(dense / "model.safetensors"), {}
     for name, tensor in state.items():
         module = name.removesuffix(".weight")
-        skipped = tensor.dim() != 2 or any(part in name for part in PLAIN)
+        skipped = tensor.dim() != 2 or any(part in name for part in (*PLAIN, "embed_"))
         made = None if skipped else pack(module, tensor)
         if made is None:
             packed[name] = tensor
@@ -239,11 +239,13 @@ def test_hqqs_modules_of_one_matrix_that_are_unlike(tmp_path: Path) -> None:
     check(tmp_path, exact=False)
 
 
-def test_hqqs_modules_that_are_several_here_are_refused_by_name(tmp_path: Path) -> None:
-    config = hqq_config(4, 32, 1)
-    folder = make("Phi3", tmp_path, by_hqq(config), {"quant_method": "hqq", "quant_config": config})
-    with pytest.raises(ConfigError, match=r"model\.layers\.0\.self_attn\.qkv_proj holds parts of one matrix"):
-        build(folder)
+@pytest.mark.parametrize("family", ["Phi3", "GPTNeoX"])
+@pytest.mark.parametrize("case", [(4, 32, 1), (3, None, 1), (4, 32, 0)], ids=str)
+def test_hqqs_modules_that_are_several_here(case: tuple[int, int | None, int], family: str, tmp_path: Path) -> None:
+    """One after the other, or by heads."""
+    config = hqq_config(*case)
+    make(family, tmp_path, by_hqq(config), {"quant_method": "hqq", "quant_config": config, "skip_modules": ["lm_head"]})
+    check(tmp_path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -255,6 +257,11 @@ def test_ranks_keep_their_share_of_hqqs_modules(case: tuple[int, int | None, int
     for rank in range(2):
         mine = dense_of(share("rows", rank, 2, parts, 128, method), checkpoint, tmp_path)
         assert torch.allclose(mine, torch.cat([part.chunk(2)[rank] for part in dense]), rtol=1e-6, atol=1e-6)
+    checkpoint, (whole,) = written(partial(by_hqq(config), ""), {"qkv": 256}, 128)
+    for rank in range(2):
+        mine = dense_of(share("rows", rank, 2, parts, 128, method, fused="qkv"), checkpoint, tmp_path)
+        wanted = torch.cat([part.chunk(2)[rank] for part in whole.split([*parts.values()])])
+        assert torch.allclose(mine, wanted, rtol=1e-6, atol=1e-6)
     checkpoint, (whole,) = written(partial(by_hqq(config), ""), {"o": 64}, 128)
     shares = [dense_of(share("columns", rank, 2, {"o": 64}, 128, method), checkpoint, tmp_path) for rank in range(2)]
     assert torch.allclose(torch.cat(shares, dim=1), whole, rtol=1e-6, atol=1e-6)

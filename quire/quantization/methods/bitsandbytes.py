@@ -4,8 +4,7 @@ FP4) with a scale for each 64 numbers, which may themselves be quantized."""
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -130,31 +129,24 @@ def _offset(state: torch.Tensor, info: MatrixInfo) -> float:
     return offset
 
 
-def _nested_factors(info: MatrixInfo) -> list[Source]:
-    """Of the scales, one for each 256 of a module's. A rank reads those of its own rows; but where matrices are modules
-    of their own all, since their rows need not end where 256 scales do."""
-    a_row, floats = info.columns // BLOCK, (torch.float32,)
-    if len(set(info.modules)) == len(info.modules):
-        sizes = (-(-rows * a_row // NESTED) for rows in info.whole)
-        return [Source(_FACTORS, (size,), floats, torch.float32, part=number) for number, size in enumerate(sizes)]
-    common = math.gcd(a_row, NESTED)
-    check_multiples(info, outputs=NESTED // common)
-    return [Source(_FACTORS, (Axis("outputs", NESTED // common, a_row // common),), floats, torch.float32)]
+def _nested_factors(info: MatrixInfo) -> Iterator[Source]:
+    """Of the scales, one for each 256 of a module's: all, since a rank's rows need not end where 256 scales do, nor
+    those of a part."""
+    for number, rows in enumerate(info.whole):
+        if info.first_with(number) == number:
+            size = -(-rows * (info.columns // BLOCK) // NESTED)
+            yield Source(_FACTORS, (size,), (torch.float32,), torch.float32, part=number)
 
 
 def _unnested(read: Tensors, offsets: list[float], info: MatrixInfo, k: int) -> torch.Tensor:
     """Scales that are quantized in blocks themselves, each module with a table and an offset of its own."""
-    found = []
-    parts = [rows * (k // BLOCK) for rows in info.parts]
-    scales = read["weight.absmax"].split(parts)
-    if _FACTORS in read:
-        factors = [(part, 0) for part in read[_FACTORS].split([-(-part // NESTED) for part in parts])]
-    else:
-        factors = [(read[f"{i}.{_FACTORS}"], begin * (k // BLOCK)) for i, (begin, _) in enumerate(info.own)]
+    found, a_row = [], k // BLOCK
+    scales = read["weight.absmax"].split([rows * a_row for rows in info.parts])
     tables = read["weight.nested_quant_map"].view(len(info.modules), -1)
-    for scale, (factor, begin), values, offset in zip(scales, factors, tables, offsets, strict=True):
-        by_factor = factor.repeat_interleave(NESTED)[begin : begin + len(scale)]
-        found.append(values[scale.int()] * by_factor + offset)
+    for number, (scale, values, offset) in enumerate(zip(scales, tables, offsets, strict=True)):
+        factors = read[f"{info.first_with(number)}.{_FACTORS}"]
+        by_row = factors.repeat_interleave(NESTED)[: info.whole[number] * a_row].view(-1, a_row)
+        found.append(values[scale.int()] * by_row[info.own_lines(number).to(scale.device)].flatten() + offset)
     return torch.cat(found)
 
 

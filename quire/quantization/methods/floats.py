@@ -40,19 +40,28 @@ def per_channel(name: str = "weight_scale", more: tuple[int, ...] = (1,)) -> Sch
 
 
 def per_block(info: MatrixInfo, rows: int, columns: int, name: str, *, spread: bool = False) -> Scheme:
-    """One for a block of rows and columns. spread: its axes have one of length 1 behind each."""
+    """One for a block of rows and columns. spread: its axes have one of length 1 behind each.
+
+    A module's are read for all of its rows: parts and ranks' shares of them may begin inside a block.
+    """
     form = Grouped("e4m3", columns, scale=torch.float32)
-    axes: tuple[Axis | int, ...] = (Axis("outputs", rows), Axis("inputs", columns))
-    axes = (axes[0], 1, axes[1], 1) if spread else axes
+    sources, blocks = [WEIGHT], [info.own_lines(number) // rows for number in range(len(info.modules))]
+    for number, lines in enumerate(info.whole):
+        axes: tuple[Axis | int, ...] = (-(-lines // rows), Axis("inputs", columns))
+        if info.first_with(number) == number:
+            axes = (axes[0], 1, axes[1], 1) if spread else axes
+            sources.append(Source(name, axes, SCALES, torch.float32, part=number))
 
     def pack(read: Tensors) -> Tensors:
-        """A scale for each row: parts may end inside a block."""
-        scale = read[name].view(-1, -(-read["weight"].shape[1] // columns))
-        lines = scale.split([-(-part // rows) for part in info.parts])
-        by_row = [line.repeat_interleave(rows, 0)[:part] for line, part in zip(lines, info.parts, strict=True)]
+        """A scale for each row; those that a rank has beside its own are nothing."""
+        by_row, groups = [], -(-read["weight"].shape[1] // columns)
+        for number, room in enumerate(info.parts):
+            scale = read[f"{info.first_with(number)}.{name}"].view(-1, groups)
+            own = scale[blocks[number].to(scale.device)]
+            by_row.append(torch.nn.functional.pad(own, (0, 0, 0, room - len(own))))
         return {"codes": read["weight"], "scale": torch.cat(by_row)}
 
-    return Scheme(form, (WEIGHT, Source(name, axes, SCALES, torch.float32)), pack)
+    return Scheme(form, tuple(sources), pack)
 
 
 def micro_scaled(name: str = "weight_scale") -> Scheme:

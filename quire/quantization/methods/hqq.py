@@ -95,12 +95,6 @@ class HQQ(QuantizationMethod):
 def _scheme(info: MatrixInfo, settings: Settings) -> Scheme:
     columns, across = info.columns, settings.axis == 0
     group = settings.group or columns
-    if len(set(info.modules)) < len(info.modules):
-        raise ConfigError(
-            f"quantization_config: {info.modules[0]} holds parts of one matrix, which HQQ packs together: "
-            "it is not supported",
-            OPTION,
-        )
     if not across:
         check_multiples(info, inputs=group)
     first, last = info.inputs
@@ -112,21 +106,23 @@ def _scheme(info: MatrixInfo, settings: Settings) -> Scheme:
         size = settings.group or (rows if across else columns)
         if rows * columns % size:
             raise ConfigError(f"quantization_config: {info.modules[number]} is no multiple of groups of {size}", OPTION)
-        sources += _sources(number, rows * columns // size, size, settings)
+        if info.first_with(number) == number:
+            sources += _sources(number, rows * columns // size, size, settings)
 
     def pack(found: Tensors) -> Tensors:
         parts: list[tuple[torch.Tensor, ...]] = []
-        for number, (rows, (begin, end)) in enumerate(zip(info.whole, info.own, strict=True)):
-            one = {key.partition(".")[2]: tensor for key, tensor in found.items() if key.startswith(f"{number}.")}
+        for number, rows in enumerate(info.whole):
+            module, own = f"{info.first_with(number)}.", info.own_lines(number)
+            one = {key.removeprefix(module): tensor for key, tensor in found.items() if key.startswith(module)}
             _check(one, settings, (rows, columns), info.modules[number])
             count, scale, zero = one["scale"].numel(), one["scale"].flatten(), one["zero"].flatten()
             lines = _unpacked(one["W_q"], settings.bits, rows * columns // count if across else count)
             if across:
                 dense = ((lines.float() - zero) * scale).reshape(rows, columns)
-                parts.append((dense[begin:end, first:last],))
+                parts.append((dense[own, first:last],))
             else:
-                by_row = (each.view(rows, -1)[begin:end, groups] for each in (scale, zero))
-                parts.append((lines.view(rows, columns)[begin:end, first:last], *by_row))
+                by_row = (each.view(rows, -1)[own, groups] for each in (scale, zero))
+                parts.append((lines.view(rows, columns)[own, first:last], *by_row))
         numbers, *rest = (torch.cat(each) for each in zip(*parts, strict=True))
         if across:
             return {"weight": numbers.to(info.dtype)}
