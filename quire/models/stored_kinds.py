@@ -15,6 +15,7 @@ from quire.foundation.errors import WeightsError
 from quire.layers.experts import Experts
 from quire.models.base import Model
 from quire.models.checkpoint_files import file_names, layout_of
+from quire.models.spelling import spelling_of
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
 
@@ -59,12 +60,16 @@ def _stored(folder: Path, model: Model, *, is_mistral: bool) -> Iterator[tuple[s
         headers = [read_header(folder / name) for name in file_names(folder, layout)]
     except (WeightsError, OSError, ValueError):
         return
-    for header in headers:
-        for tensor, entry in header.items():
-            name = model.file_name(tensor)
-            known = None if name is None else model.known_name(name)
-            if known is not None:
-                yield known, entry["dtype"]
+    found = [
+        (name, entry["dtype"])
+        for header in headers
+        for tensor, entry in header.items()
+        if (name := model.file_name(tensor)) is not None
+    ]
+    spelled = spelling_of(model, (name for name, _ in found))
+    for name, dtype in found:
+        if (known := model.known_name(spelled(name))) is not None:
+            yield known, dtype
 
 
 def _of_all_experts(name: str, experts: Experts, weights: set[str]) -> Iterator[str]:

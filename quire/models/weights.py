@@ -30,6 +30,7 @@ from quire.models.base import Model
 from quire.models.checkpoint_files import file_names, layout_of
 from quire.models.gguf_file import GgufFile
 from quire.models.safetensors_file import Entry, MalformedFileError, SafetensorsFile, TensorFile
+from quire.models.spelling import Spelling, spelling_of
 from quire.models.torch_files import TorchFiles
 from quire.models.transfer import NotFiniteError, Read, transfer
 from quire.quantization.base import FLOATS
@@ -210,9 +211,9 @@ def _fold_layers(lines: list[str]) -> list[str]:
     return [same[0] if len(same) == 1 else f"{folded} ({len(same)} layers)" for folded, same in groups.items()]
 
 
-def _known_name(model: Model, tensor: str) -> str | None:
+def _known_name(model: Model, spelled: Spelling, tensor: str) -> str | None:
     name = model.file_name(tensor)
-    known = None if name is None else model.known_name(name)
+    known = None if name is None else model.known_name(spelled(name))
     return None if known is None or model.is_elsewhere(known) else known
 
 
@@ -240,8 +241,13 @@ class _Checkpoint:
             opener = stack.enter_context(TorchFiles()).open
         elif layout == "gguf":
             opener = partial(GgufFile, first=folder / names[0])
-        for name in names:
-            self._open(name, partial(_known_name, model), stack, opener)
+        opened = [file for name in names if (file := self._opened(name, stack, opener)) is not None]
+        every = (model.file_name(self._usual(tensor)) for file in opened for tensor in file.entries)
+        spelled = spelling_of(model, filter(None, every))
+        if told := spelled.described():
+            _log.info("names of tensors in %s %s, and are read without that", folder, told)
+        for file in opened:
+            self._take(file, partial(_known_name, model, spelled))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: entry.shape for name, (_, entry) in self.tensors.items()}
@@ -249,7 +255,9 @@ class _Checkpoint:
     def open_parts(self, wanted: Iterable[str], stack: ExitStack) -> None:
         """Names with a folder stand for a checkpoint of their own in it."""
         for part in sorted({name.rpartition("/")[0] for name in wanted if "/" in name}):
-            self._open(f"{part}/model.safetensors", f"{part}/{{}}".format, stack, SafetensorsFile)
+            file = self._opened(f"{part}/model.safetensors", stack, SafetensorsFile)
+            if file is not None:
+                self._take(file, f"{part}/{{}}".format)
 
     def untwin(self, twins: Mapping[str, str]) -> None:
         """What is stored once, under the other of its two names, gets the one that the model asks for: safetensors'
@@ -258,26 +266,23 @@ class _Checkpoint:
             if name not in self.tensors and twin in self.tensors:
                 self.tensors[name] = self.tensors.pop(twin)
 
-    def _open(
-        self,
-        name: str,
-        known_name: Callable[[str], str | None],
-        stack: ExitStack,
-        opener: Callable[[Path], TensorFile],
-    ) -> None:
+    def _opened(self, name: str, stack: ExitStack, opener: Callable[[Path], TensorFile]) -> TensorFile | None:
+        """None: it cannot be."""
         try:
-            file = stack.enter_context(opener(self._folder / name))
+            return stack.enter_context(opener(self._folder / name))
         except FileNotFoundError:
             hint = "which the index points to" if "/" not in name else "which modules.json points to"
             self._problems.lines["absent files"].append(f"{name}, {hint}")
         except (MalformedFileError, OSError) as error:
             self._problems.lines["unreadable files"].append(f"{name} {error}")
-        else:
-            for tensor, entry in file.entries.items():
-                self.fixed_inputs += tensor.endswith(".input_scale") and self._unused.search(tensor) is not None
-                known = None if self._unused.search(tensor) else known_name(self._usual(tensor))
-                if known is not None:
-                    self.tensors[known] = (file, entry)
+        return None
+
+    def _take(self, file: TensorFile, known_name: Callable[[str], str | None]) -> None:
+        for tensor, entry in file.entries.items():
+            self.fixed_inputs += tensor.endswith(".input_scale") and self._unused.search(tensor) is not None
+            known = None if self._unused.search(tensor) else known_name(self._usual(tensor))
+            if known is not None:
+                self.tensors[known] = (file, entry)
 
     def _usual(self, tensor: str) -> str:
         """What the model calls it."""
