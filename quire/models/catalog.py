@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +31,7 @@ from quire.models.fallback.build import build_fallback
 from quire.models.pooling import PoolingModel, make_heads
 from quire.models.stored_kinds import StoredKinds, stored_kinds
 from quire.quantization.base import MatrixInfo, QuantizationMethod, Scheme, UnlikeError, plain_scheme
+from quire.quantization.plain import Plain
 from quire.quantization.select import make_method
 from quire.types.stages import split
 
@@ -45,6 +47,9 @@ class Place(NamedTuple):
 ONE_STAGE = Place()
 _TOO_LARGE = re.compile("allocate|overflow")
 _AS_TOLD = StoredKinds()
+_LEFT_OUT = (  # settings that name modules which are not quantized
+    "modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "llm_int8_skip_modules", "skip_modules",
+)  # fmt: skip
 
 
 def build(
@@ -71,7 +76,7 @@ def build(
             _name_files(model, info)
             if place.stages > 1:
                 model.keep(split(len(model.layers), place.stages, place.layers), place.number)
-            allocate(model, method or _own_method(info), group, _stored_kinds(info, model))
+            allocate(model, method or _own_method(info), group, _stored_kinds(info, model), info.quantization)
     if not isinstance(model, DecoderStack) or not model.is_causal:
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")
     return model.eval()
@@ -114,14 +119,19 @@ def _stored_kinds(info: ModelInfo, model: Model) -> StoredKinds:
 
 
 def allocate(
-    model: Model, method: QuantizationMethod, group: Group | None = None, stored: StoredKinds = _AS_TOLD
+    model: Model,
+    method: QuantizationMethod,
+    group: Group | None = None,
+    stored: StoredKinds = _AS_TOLD,
+    settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Give every linear layer the tensors of its format, now that its place and so its name is known.
 
-    group: every layer becomes the share of one of its ranks. stored: what files have goes before what the method says.
+    group: every layer becomes the share of one of its ranks. stored: what files have goes before what the method says;
+    settings: of the checkpoint that it was made by.
     """
     topology = ALONE if group is None else group.topology
-    method = _AsStored(method, model, stored.plain)
+    method = _AsStored(method, model, stored, settings)
     for layer in model.others_with_states if isinstance(model, DecoderStack) else ():
         layer.share_with(topology)
     for path, module in model.named_modules():
@@ -144,19 +154,29 @@ def allocate(
 
 class _AsStored(QuantizationMethod):
     """A method that is told what files may call a model's modules besides, and is not asked of those that are plain in
-    them."""
+    them; of those that are not, though its settings leave them out, it is asked as if they did not."""
 
-    def __init__(self, method: QuantizationMethod, model: Model, plain: frozenset[str]) -> None:
-        self._method, self._model, self._plain = method, model, plain
+    def __init__(
+        self, method: QuantizationMethod, model: Model, stored: StoredKinds, settings: Mapping[str, Any]
+    ) -> None:
+        self._method, self._model, self._stored, self._unlisted = method, model, stored, method
+        if any(settings.get(key) for key in _LEFT_OUT):
+            rest = {key: value for key, value in settings.items() if key not in _LEFT_OUT}
+            self._unlisted = make_method(rest.get("quant_method"), rest)
 
     def scheme(self, info: MatrixInfo) -> Scheme:
-        are_plain = {module in self._plain for module in info.modules}
+        are_plain = {module in self._stored.plain for module in info.modules}
         if are_plain == {True}:
             return plain_scheme(info.dtype)
         if are_plain == {True, False}:
             raise UnlikeError(f"{', '.join(info.modules)} are one matrix here, and some are stored plain", "model")
         others = {module: self._model.other_names(module) for module in info.modules}
-        return self._method.scheme(replace(info, spelled=others))
+        told = replace(info, spelled=others)
+        found = self._method.scheme(told)
+        is_left_out = found.pack is None and isinstance(found.format, Plain)
+        if is_left_out and self._stored.packed.issuperset(info.modules):
+            return self._unlisted.scheme(told)
+        return found
 
 
 def _name_files(model: DecoderStack, info: ModelInfo) -> None:

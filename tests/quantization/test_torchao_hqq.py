@@ -161,6 +161,13 @@ def test_torchaos_configs_by_module(tmp_path: Path) -> None:
     check(tmp_path)
 
 
+def test_modules_that_torchaos_config_leaves_out_and_files_do_not(tmp_path: Path) -> None:
+    config = torchao_configs()["int4 by group"]
+    left_out = {"modules_to_not_convert": ["mlp.down_proj", "layers.1"]}
+    make("Llama", tmp_path, by_torchao(config), torchao_config(config, **left_out))
+    check(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("quant_type", "message"),
     [

@@ -72,3 +72,28 @@ def test_modules_of_one_matrix_that_are_stored_unlike(case: str, tmp_path: Path)
         return others.get(module.rpartition(".")[2], usual)
 
     assert_same_answers(make(tmp_path, family, writer, config))
+
+
+LEFT_OUT: dict[str, tuple[writers.Writer, dict[str, Any]]] = {
+    "gptq": (gptq(4, 32), {**gptq_config(4, 32), "modules_to_not_convert": ["down_proj", "q_proj"]}),
+    "awq": (
+        awq(32),
+        {"quant_method": "awq", "bits": 4, "group_size": 32, "modules_to_not_convert": ["down_proj", "q_proj"]},
+    ),
+    "fp8": (
+        fp8_tensor(),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["down_proj", "k_proj", "q_proj"]},
+    ),
+    "compressed-tensors": (
+        pack_quantized(4, 32),
+        {**ct_config(4, 32), "ignore": ["lm_head", "re:.*layers.0.*", "model.layers.1.self_attn.o_proj"]},
+    ),
+}
+
+
+@pytest.mark.parametrize(("writer", "config"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_modules_that_settings_leave_out_and_files_do_not(
+    writer: writers.Writer, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Some of one matrix too."""
+    assert_same_answers(make(tmp_path, "Llama", lambda _: writer, config))
