@@ -136,6 +136,16 @@ def test_what_means_nothing_may_be_as_long_as_it_likes(llama: Path) -> None:
     assert inspected(llama) == []
 
 
+@pytest.mark.parametrize("case", ["kimi_linear", "deepseek3"])
+def test_an_odd_number_of_rotary_columns(case: str, tmp_path: Path) -> None:
+    family, sizes = {**CASES, **sparse_checkpoints.CASES}[case]
+    folder = checkpoints.save(checkpoints.make(family, **sizes), tmp_path)
+    checkpoints.rewrite_config(folder, qk_rope_head_dim=1, head_dim=None)
+    assert inspected(folder) == ["config.json: qk_rope_head_dim=1 must be even: columns turn in pairs"]
+    checkpoints.rewrite_config(folder, qk_rope_head_dim=0)
+    assert "config.json: qk_rope_head_dim must be >= 1, got 0" in inspected(folder)
+
+
 def test_a_scale_that_makes_infinities_of_an_adapter() -> None:
     class Told:
         use_dora = False

@@ -22,6 +22,11 @@ def latent_shape(config: Mapping[str, Any], sizes: Sizes) -> LatentShape:
             "attention makes a key of every query head",
             "num_key_value_heads",
         )
+    if read_positive(config, "qk_rope_head_dim") % 2:
+        raise ConfigError(
+            f"config.json: qk_rope_head_dim={config['qk_rope_head_dim']} must be even: columns turn in pairs",
+            "qk_rope_head_dim",
+        )
     return LatentShape(
         heads=sizes.heads,
         nope=read_positive(config, "qk_nope_head_dim"),

@@ -16,8 +16,8 @@ OTHERS = "others"  # the name of all further keys
 FIELDS = {
     "requests": "Requests by the name of their key.",
     "failures": "Requests answered with an error, by the name of their key.",
-    "prompt_tokens": "Prompt tokens of answered requests.",
-    "cached_tokens": "Prompt tokens of answered requests that the prefix cache had.",
+    "prompt_tokens": "Prompt tokens of requests that the engine got, whatever became of them.",
+    "cached_tokens": "Those of them that the prefix cache had, of requests whose first token came.",
     "generation_tokens": "Generated tokens.",
 }
 
