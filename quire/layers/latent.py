@@ -19,6 +19,7 @@ from quire.distributed.topology import Topology
 from quire.kernels.attention.latent import LatentTarget, by_head, latent_queries, rope_write
 from quire.layers.attention import Keeps, SelfAttention
 from quire.layers.linear import Linear
+from quire.layers.low_rank import RareLowRank
 from quire.layers.norm import Norm, RMSNorm
 from quire.quantization.base import Rows
 
@@ -87,7 +88,7 @@ class LatentAttention(SelfAttention):
         q = q.view(-1, heads, nope + rope)
         if self.query_scales is not None:
             q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
-        weight = self.kv_b_proj.matrix.dense(q.dtype).view(heads, nope + value, rank)
+        weight, adapted = self._expanding(q.dtype)
         keys, values = weight.split([nope, value], dim=1)
         backend, row_norm = group.backend, (self.kv_a_layernorm.weight, self.kv_a_layernorm.eps)
         target = LatentTarget(self.cos_sin, ctx.positions, group.slots, cache.k, self.interleaved)
@@ -99,12 +100,32 @@ class LatentAttention(SelfAttention):
             rope_write(others, latent[split:], others, row_norm, *target.of(slice(split, None)))
         if split:
             queries = latent_queries(q[:split], latent[:split], keys, row_norm, target.of(slice(split)))
-            rows = backend.run(queries, cache, group.plan, self.scale)
-            by_head(rows.view(-1, heads, rank), values.transpose(1, 2), y[:split])
+            for mine, own in adapted:
+                other = by_head(q[:split, :, :nope], own[:, :nope])
+                queries[..., :rank] = torch.where(mine[:split], other, queries[..., :rank])
+            rows = backend.run(queries, cache, group.plan, self.scale).view(-1, heads, rank)
+            by_head(rows, values.transpose(1, 2), y[:split])
+            for mine, own in adapted:
+                y[:split] = torch.where(mine[:split], by_head(rows, own[:, nope:].transpose(1, 2)), y[:split])
         if split < len(q):
             assert isinstance(backend, ExpandingBackend)
             backend.run_expanded(q[split:], cache, weight, group.plan, self.scale, y[split:])
+            for mine, own in adapted:
+                other = torch.empty_like(y[split:])
+                backend.run_expanded(q[split:], cache, own, group.plan, self.scale, other)
+                y[split:] = torch.where(mine[split:], other, y[split:])
         return _tensor(self.o_proj(y.flatten(1), residual=residual))
+
+    def _expanding(self, dtype: torch.dtype) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
+        """What makes keys and values of latent rows, [heads, nope + value, rank]; and of each adapter that changes it
+        the tokens that are its own, bool [tokens, 1, 1], and the same for them. A request's cached rows are read by its
+        own tokens alone, so that theirs is the matrix for all of them."""
+        shape, low_rank = self.shape, self.kv_b_proj.low_rank
+        weight, each = self.kv_b_proj.matrix.dense(dtype), (shape.heads, shape.nope + shape.value, shape.rank)
+        if not isinstance(low_rank, RareLowRank) or not low_rank.is_active:
+            return weight.view(each), []
+        adapted = [(mine[:, None, None], own.view(each)) for mine, own in low_rank.merged(weight)]
+        return weight.view(each), adapted
 
     def _project(self, x: torch.Tensor, norm: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Queries [tokens, heads * (nope + rope)], and what latent rows are made of, [tokens, rank + rope]."""

@@ -117,7 +117,7 @@ class Linear(nn.Module):
         self.parts = parts or {"": out_features}
         self.gated, self.role, self.has_bias = gated, role, bias
         self._stored, self._transposed, self._is_plain = stored or {}, transposed, is_plain
-        self.takes_adapters = not is_plain  # else its numbers are read, and not only multiplied by
+        self.is_read, self.takes_adapters = is_plain, True  # not only multiplied by
         self._heads = heads or tuple(self.parts.values())
         self.modules_in_checkpoint: tuple[str, ...] = ()
 

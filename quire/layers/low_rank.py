@@ -24,14 +24,14 @@ from quire.kernels.low_rank.with_product import linear_and_shrink
 class ActiveRows:
     """Whose the rows are that the layers multiply now: one of a model, known to all its layers.
 
-    rows: None: nobody's, and the layers compute as if there were no adapters. with_experts: some of their adapters
-    change experts, or what chooses them.
+    rows: None: nobody's, and the layers compute as if there were no adapters. with_rare: some of their adapters change
+    what few do (experts, what chooses them, keys and values of latent rows), which is in no graph.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.rows: AdapterRows | None = None
-        self.with_experts = False
+        self.with_rare = False
 
     @contextmanager
     def narrowed(self, places: torch.Tensor | slice) -> Iterator[None]:
@@ -150,13 +150,33 @@ class LowRank:
         return sum(t.numel() * t.element_size() for t in self.factors if isinstance(t, torch.Tensor))
 
 
-class LowRankChoice(LowRank):
-    """Of a small matrix that chooses experts, or how much of a shared one: like experts few adapters' business, and in
-    no graph, so that steps of all others are as they were."""
+class RareLowRank(LowRank):
+    """Of a matrix that few adapters change: in no graph, so that steps of all others are as they were."""
+
+    def __init__(self, parts: list[int], columns: int, rank: int, dtype: torch.dtype, active: ActiveRows) -> None:
+        super().__init__(parts, columns, rank, dtype, active)
+        self._taken: dict[int, HostFactors] = {}  # by slot
 
     @property
     def is_active(self) -> bool:
-        return super().is_active and self._active.with_experts
+        return super().is_active and self._active.with_rare
+
+    def put(self, slot: int, host: HostFactors | None) -> None:
+        super().put(slot, host)
+        self._taken.pop(slot, None)
+        if host is not None:
+            self._taken[slot] = host
+
+    def merged(self, weight: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """For whoever reads the matrix [n, k], of one part, instead of multiplying by it: of each adapter that changes
+        it the rows that are its own, bool [rows], and the matrix with what it adds."""
+        assert self._active.rows is not None
+        factors = self.factors
+        for slot, host in self._taken.items():
+            at, rank = slot - 1, host.rank
+            whole = weight.float() if host.gains is None else weight.float() * factors.gains[at, :, None]
+            added = factors.up[at, :rank].T.float() @ factors.down[at, :rank].float()
+            yield self._active.rows.slots == slot, (whole + added).to(weight.dtype)
 
 
 class LowRankEmbedding:
@@ -218,7 +238,7 @@ class LowRankExperts:
 
     @property
     def is_active(self) -> bool:
-        return self._active.rows is not None and self._active.with_experts
+        return self._active.rows is not None and self._active.with_rare
 
     def put(self, slot: int, host: ExpertFactors | None) -> None:
         """As LowRank.put."""

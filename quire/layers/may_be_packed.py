@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from quire.layers.linear import Linear
-from quire.layers.low_rank import LowRankChoice
+from quire.layers.low_rank import RareLowRank
 from quire.layers.targets import Target
 from quire.quantization.base import QuantizationMethod
 
@@ -18,7 +18,7 @@ class MayBePacked(nn.Module):
     """weight [outputs, inputs], whole on every rank."""
 
     weight: nn.Parameter
-    low_rank: LowRankChoice | None = None  # what adapters add, if there may be any
+    low_rank: RareLowRank | None = None  # what adapters add, if there may be any
     _pattern: tuple[Linear, ...] = ()  # what it is made of; in a tuple, so that it is no layer
 
     def unpack_from(self, method: QuantizationMethod, name: str) -> None:

@@ -33,7 +33,7 @@ class Adapters:
         self._model = AdaptedModel(model, lora.max_loras, lora.max_lora_rank, kept, device, lora.lora_target_modules)
         self._hosted: dict[str, HostAdapter] = {}  # by key
         self._being_read: dict[str, Future[ReadAdapter]] = {}  # by key
-        self._with_experts: set[int] = set()  # slots
+        self._with_rare: set[int] = set()  # slots
         self.is_on = False  # whether the step has rows with adapters
 
     @property
@@ -92,20 +92,20 @@ class Adapters:
         for change in plan.adapters:
             adapter = self._hosted.get(change.adapter.key)
             self._model.put(change.slot, adapter)
-            self._with_experts.discard(change.slot)
-            if adapter is not None and self._model.changes_experts(adapter):
-                self._with_experts.add(change.slot)
+            self._with_rare.discard(change.slot)
+            if adapter is not None and self._model.is_rare(adapter):
+                self._with_rare.add(change.slot)
         seats.seat_adapters(plan.admits)
         self._use(set(seats.adapters_np[plan.seats].tolist()))
 
     def _use(self, slots: set[int]) -> None:
         self.is_on = any(slots)
-        self.active.with_experts = not self._with_experts.isdisjoint(slots)
+        self.active.with_rare = not self._with_rare.isdisjoint(slots)
 
     @property
     def forbids_graphs(self) -> bool:
         """Whether the step has to run from Python."""
-        return self.is_on and self.active.with_experts
+        return self.is_on and self.active.with_rare
 
     def find_rows(self, batch: Batch, seats: DeviceSeats) -> None:
         """Let the layers know whose adapter each token of the step has. On the device alone; part of graphs."""
@@ -129,7 +129,7 @@ class Adapters:
     @contextmanager
     def as_if(self, is_on: bool) -> Iterator[None]:
         """Steps that nobody asked for: with adapters, or without."""
-        before, self.is_on, self.active.with_experts = self.is_on, is_on, False
+        before, self.is_on, self.active.with_rare = self.is_on, is_on, False
         try:
             yield
         finally:

@@ -11,7 +11,6 @@ import torch
 pytest.importorskip("peft")
 
 from quire import LLM, LoRARequest, SamplingParams
-from quire.foundation.errors import InputError
 from quire.types.output import RequestOutput
 from tests.lora import adapters
 from tests.lora.adapters import PROMPT
@@ -81,6 +80,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
         },
     ),
+    "all-of-latent": (*SPARSE["deepseek3"], {"r": 3, "target_modules": "all-linear"}),
+    "latent-dora": (*SPARSE["deepseek2-groups"], {"r": 3, "target_modules": ["kv_b_proj"], "use_dora": True}),
     "latent": (*SPARSE["deepseek3"], {"r": 3, "target_modules": ["q_b_proj", "kv_a_proj_with_mqa", "o_proj"]}),
     "shared-expert": (
         "Qwen2Moe",
@@ -150,13 +151,3 @@ def test_adapters_of_one_batch_leave_each_other_alone(tmp_path: Path) -> None:
         for one, other in zip(alone, together, strict=True):
             assert one.outputs[0].token_ids == other.outputs[0].token_ids
             torch.testing.assert_close(scores(one), scores(other), atol=1e-4, rtol=0)
-
-
-def test_what_is_read_and_not_only_multiplied_by_takes_none(tmp_path: Path) -> None:
-    family, sizes = SPARSE["deepseek3"]
-    model = checkpoints.make(family, **sizes)
-    adapter = adapters.make(model, tmp_path / "adapter", r=2, target_modules=["kv_b_proj"])
-    message = "kv_b_proj is no module of this model that takes adapters"
-    base = checkpoints.save(model, tmp_path / "base")
-    with LLM(str(base), **OPTIONS) as llm, pytest.raises(InputError, match=message):
-        llm.generate(PROMPT, ASK, lora_request=LoRARequest("a", 1, str(adapter)), use_tqdm=False)

@@ -46,7 +46,7 @@ def made(
             (outputs, inputs), name = weight.shape, f"model.layers.{index}.{told}"
             down, up = torch.randn(3, inputs, generator=drawn) * 0.3, torch.randn(outputs, 3, generator=drawn) * 0.3
             tensors |= {f"{name}.lora_A": down, f"{name}.lora_B": up}
-            whole = weight + 2 * up @ down
+            whole = weight + config.get("lora_alpha", 6) / 3 * up @ down
             if config.get("use_dora"):
                 magnitude = torch.rand(outputs, generator=drawn) * 3 + 0.5
                 tensors[f"{name}.lora_magnitude_vector"] = magnitude

@@ -21,9 +21,9 @@ from quire.layers.low_rank import (
     ExpertFactors,
     HostFactors,
     LowRank,
-    LowRankChoice,
     LowRankEmbedding,
     LowRankExperts,
+    RareLowRank,
 )
 from quire.layers.may_be_packed import MayBePacked
 from quire.models.adapters import pack
@@ -103,9 +103,9 @@ class AdaptedModel:
         """That the slots take; experts' take theirs when they are used."""
         return sum(layer.low_rank.num_bytes() for layer in self._layers)
 
-    def changes_experts(self, adapter: HostAdapter) -> bool:
-        """Or what chooses them."""
-        return any(isinstance(self._layers[number].module, Experts | MayBePacked) for number in adapter)
+    def is_rare(self, adapter: HostAdapter) -> bool:
+        """Whether it changes what few do, see `ActiveRows`."""
+        return any(isinstance(self._layers[number].low_rank, RareLowRank | LowRankExperts) for number in adapter)
 
     def put(self, slot: int, adapter: HostAdapter | None) -> None:
         """An adapter takes a slot, on the current stream. None: one that changes nothing."""
@@ -131,7 +131,8 @@ class AdaptedModel:
         if not any(map(self._is_wanted, names)):
             return
         rooms, columns = [share.room for share in linear.shares], linear.local_shape[1]
-        linear.low_rank = LowRank(rooms, columns, self._rank, self._dtype, self.active)
+        kind = RareLowRank if linear.is_read else LowRank
+        linear.low_rank = kind(rooms, columns, self._rank, self._dtype, self.active)
         number = self._add(linear, linear.low_rank)
         for name in filter(self._is_wanted, dict.fromkeys(names)):
             self._places[name] = _Place(number, tuple(i for i, other in enumerate(names) if other == name))
@@ -154,7 +155,7 @@ class AdaptedModel:
         rows, columns = module.weight.shape
         name = self._model.checkpoint_name(f"{path}.weight").removesuffix(".weight")
         if self._is_wanted(name):
-            module.low_rank = LowRankChoice([rows], columns, self._rank, self._dtype, self.active)
+            module.low_rank = RareLowRank([rows], columns, self._rank, self._dtype, self.active)
             self._places[name] = _Place(self._add(module, module.low_rank))
 
     def _attach_embedding(self, path: str, embedding: Embedding) -> None:
