@@ -20,6 +20,7 @@ METHODS = Registry(
         "fp8_block": f"{_METHODS}.online:Fp8Block",
         "int8": f"{_METHODS}.online:Int8",
         "int4": f"{_METHODS}.online:Int4",
+        "fbgemm_fp8": f"{_METHODS}.fp8:FbgemmFp8",
         "mxfp4": f"{_METHODS}.mxfp4:Mxfp4",
         "nvfp4": f"{_METHODS}.online:Nvfp4",
         "nf4": f"{_METHODS}.online:Nf4",
@@ -40,6 +41,7 @@ METHODS = Registry(
     is_class=True,
 )
 OF_CHECKPOINTS = (
+    "fbgemm_fp8",
     "gptq",
     "awq",
     "auto_round",

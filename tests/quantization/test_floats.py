@@ -126,6 +126,11 @@ CASES: dict[str, tuple[str, writers.Writer, dict[str, Any]]] = {
     "fp8-tensor-static": ("Llama", fp8_tensor(), fp8(activation_scheme="static")),
     "fp8-block": ("Qwen3", fp8_block("weight_scale_inv", 128, 128), fp8(weight_block_size=[128, 128])),
     "fp8-small-blocks": ("Llama", fp8_block("weight_scale_inv", 24, 32), fp8(weight_block_size=[24, 32])),
+    "fbgemm": (
+        "Llama",
+        fp8_channel(1),
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["lm_head"]},
+    ),
     "fp8-mixtral": ("Mixtral", fp8_block("weight_scale_inv", 32, 32), fp8(weight_block_size=[32, 32])),
     "modelopt-fp8": ("Llama", fp8_tensor(), modelopt("FP8", kv_cache_quant_algo="FP8")),
     "modelopt-channel": ("Qwen3", fp8_channel(), modelopt("FP8_PER_CHANNEL_PER_TOKEN")),

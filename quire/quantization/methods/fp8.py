@@ -1,5 +1,5 @@
 """fp8: plain checkpoints while they load, and those of `quant_method` fp8: DeepSeek's and Qwen's blocks of 128 × 128,
-or a scale a tensor."""
+or a scale a tensor; and of fbgemm_fp8 (Meta's Llama 3.1 405B): a scale an output."""
 
 from __future__ import annotations
 
@@ -45,6 +45,26 @@ class Fp8Checkpoint(QuantizationMethod):
         if self._block:
             return floats.per_block(info, *self._block, "weight_scale_inv")
         return floats.per_tensor(info)
+
+
+class FbgemmFp8(QuantizationMethod):
+    """`activation_scale_ub`, at which its own kernel cuts activations off before it rounds them, is not followed: rows
+    are rounded by scales of their own, whatever these are."""
+
+    unused = rf"{floats.UNUSED}|\.input_scale_ub$"
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        refuse_unknown(config, ("activation_scale_ub", "modules_to_not_convert"), "FBGEMM")
+        self._skipped = names_of(config, "modules_to_not_convert")
+
+    @classmethod
+    def of_checkpoint(cls, config: Mapping[str, Any]) -> FbgemmFp8:
+        return cls(config)
+
+    def scheme(self, info: MatrixInfo) -> Scheme:
+        if info.role == "vocabulary" or of_all(info, lambda module: is_part(module, self._skipped)):
+            return plain_scheme(info.dtype)
+        return floats.per_channel()
 
 
 def _block(size: Any) -> tuple[int, int] | None:
