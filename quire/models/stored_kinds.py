@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.config.files.checkpoint_files import read_header
+import torch
+
 from quire.foundation.errors import WeightsError
 from quire.layers.experts import Experts
 from quire.models.base import Model
 from quire.models.checkpoint_files import file_names, layout_of
+from quire.models.safetensors_file import MalformedFileError, SafetensorsFile
 from quire.models.spelling import spelling_of
-
-_PLAIN = ("F64", "F32", "F16", "BF16")
+from quire.quantization.base import FLOATS
 
 
 class StoredKinds(NamedTuple):
@@ -36,10 +37,10 @@ def stored_kinds(folder: Path, model: Model, *, is_mistral: bool) -> StoredKinds
     all_plain = True
     for name, dtype in _stored(folder, model, is_mistral=is_mistral):
         module, _, end = name.rpartition(".")
-        all_plain = all_plain and dtype in _PLAIN
-        if dtype in _PLAIN and end != "bias":
+        all_plain = all_plain and dtype in FLOATS
+        if dtype in FLOATS and end != "bias":
             weights.add(name)
-        if end not in ("weight", "bias") or (end == "weight" and dtype not in _PLAIN):
+        if end not in ("weight", "bias") or (end == "weight" and dtype not in FLOATS):
             others.add(module.removesuffix(".weight"))
     if all_plain:
         return StoredKinds()
@@ -51,21 +52,19 @@ def stored_kinds(folder: Path, model: Model, *, is_mistral: bool) -> StoredKinds
     return StoredKinds(frozenset(found), frozenset(others - of_plain))
 
 
-def _stored(folder: Path, model: Model, *, is_mistral: bool) -> Iterator[tuple[str, str]]:
+def _stored(folder: Path, model: Model, *, is_mistral: bool) -> Iterator[tuple[str, torch.dtype]]:
     """Tensors that the model knows, by its names, and their types."""
     layout = layout_of(folder, "mistral" if is_mistral else "auto")
     if layout == "gguf":
         return
+    found: list[tuple[str, torch.dtype]] = []
     try:
-        headers = [read_header(folder / name) for name in file_names(folder, layout)]
-    except (WeightsError, OSError, ValueError):
+        for file in file_names(folder, layout):
+            with SafetensorsFile(folder / file) as opened:
+                named = ((model.file_name(tensor), entry.dtype) for tensor, entry in opened.entries.items())
+                found += [(name, dtype) for name, dtype in named if name is not None]
+    except (WeightsError, OSError, MalformedFileError):
         return
-    found = [
-        (name, entry["dtype"])
-        for header in headers
-        for tensor, entry in header.items()
-        if (name := model.file_name(tensor)) is not None
-    ]
     spelled = spelling_of(model, (name for name, _ in found))
     for name, dtype in found:
         if (known := model.known_name(spelled(name))) is not None:
