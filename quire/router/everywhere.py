@@ -24,6 +24,7 @@ PATHS = frozenset(
         "/start_profile", "/stop_profile",
     }
 )  # fmt: skip
+PATIENCE = 600.0  # seconds: adapters come from slow disks, sleep waits for requests
 _SHOWN = 300  # characters of an answer
 
 
@@ -81,9 +82,12 @@ class Everywhere:
     async def _ask(self, backend: Backend, scope: Scope, body: bytes) -> _Answer:
         backend.in_flight += 1
         try:
-            head, said = await self._fleet.exchange(backend, head_for(scope, body, backend), body)
+            async with asyncio.timeout(PATIENCE):
+                head, said = await self._fleet.exchange(backend, head_for(scope, body, backend), body)
         except UpstreamError as error:
             return _Answer(backend, Head(), b"", str(error))
+        except TimeoutError:
+            return _Answer(backend, Head(), b"", f"it has not answered for {PATIENCE:g} seconds, and may yet do it")
         finally:
             backend.in_flight -= 1
             if scope["path"] in _EMPTYING:

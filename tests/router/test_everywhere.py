@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -12,7 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.config.route import RouteConfig
+from quire.router import everywhere
+from quire.router.backend import Backend
+from quire.router.choose import Chooser
 from quire.router.everywhere import PATHS
+from quire.router.fleet import Fleet
 from tests.router.test_router import Adapted, backends, router
 from tests.server.process import wait_until
 
@@ -92,3 +98,34 @@ def test_what_all_refuse_alike_is_their_own_answer() -> None:
     with changing(1, status=404) as (url, _):
         answer = httpx.post(f"{url}/v1/unload_lora_adapter", json={"lora_name": "a"}, timeout=20)
         assert (answer.status_code, answer.json()) == (404, {"success": True})
+
+
+def test_a_server_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(everywhere, "PATIENCE", 0.05)
+    config = RouteConfig(backend=["http://127.0.0.1:1"])
+
+    class Slow(Fleet):
+        @staticmethod
+        async def exchange(*_arguments: Any) -> Any:
+            await asyncio.sleep(20)
+
+    async def main() -> list[dict[str, Any]]:
+        fleet = Slow(config, Chooser(config))
+        fleet._backends["http://127.0.0.1:1"] = backend = Backend("http://127.0.0.1:1", config)
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"{}"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"path": "/sleep", "raw_path": b"/sleep", "query_string": b"", "headers": [], "method": "POST"}
+        await everywhere.Everywhere(fleet, Chooser(config), 100)(scope, receive, send)  # type: ignore[arg-type]
+        assert backend.in_flight == 0
+        return sent
+
+    start, body = asyncio.run(main())
+    assert start["status"] == 502
+    assert b"done by 0 of 1 servers" in body["body"]
+    assert b"has not answered for 0.05 seconds" in body["body"]
