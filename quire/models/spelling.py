@@ -10,7 +10,7 @@ from quire.models.base import DecoderStack, Model
 from quire.models.pooling import PoolingModel
 
 # torch.compile, FSDP, activation checkpointing, DeepSpeed; wherever they stand.
-_WRAPPERS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
+WRAPPERS = re.compile(r"\b(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 
 
 class Spelling(NamedTuple):
@@ -23,7 +23,7 @@ class Spelling(NamedTuple):
 
     def __call__(self, name: str) -> str:
         """What the family's own checkpoints call it."""
-        name = _WRAPPERS.sub("", name) if self.has_wrappers else name
+        name = WRAPPERS.sub("", name) if self.has_wrappers else name
         if self.given and not name.startswith(self.head):
             return self.given + name
         return name.removeprefix(self.taken)
@@ -39,8 +39,8 @@ def spelling_of(model: Model, names: Iterable[str]) -> Spelling:
     """Of all of a checkpoint's tensors, as `model.file_name` has them. Names with several prefixes are left as they
     are: which of them are the model's nobody knows."""
     names = list(names)
-    has_wrappers = any(_WRAPPERS.search(name) for name in names)
-    names = [_WRAPPERS.sub("", name) for name in names] if has_wrappers else names
+    has_wrappers = any(WRAPPERS.search(name) for name in names)
+    names = [WRAPPERS.sub("", name) for name in names] if has_wrappers else names
     trunk = model.trunk if isinstance(model, PoolingModel) else model
     if not isinstance(trunk, DecoderStack):
         return Spelling(has_wrappers=has_wrappers)

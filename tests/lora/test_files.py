@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from quire import LLM, LoRARequest, SamplingParams
 from quire.config.engine import EngineConfig
 from quire.config.peft import PeftConfig
-from quire.foundation.errors import ConfigError, InputError
+from quire.foundation.errors import ConfigError, InputError, WeightsError
+from quire.models.adapters.tensors import read_tensors
 from tests.lora import adapters
 from tests.lora.adapters import PROMPT, simple, write
 from tests.models import checkpoints
@@ -193,3 +195,28 @@ def test_every_key_of_the_library_is_known(tmp_path: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({**config, "target_modules": ["q_proj"]}))
     assert PeftConfig.read(folder, 16).rank == 8
     assert adapters.ALL
+
+
+SPELLED: dict[str, Callable[[str], str]] = {
+    "peft's name": lambda name: name.replace(".weight", ".default.weight"),
+    "compiled": lambda name: name.replace("base_model.model.", "base_model.model._orig_mod."),
+    "checkpointed": lambda name: name.replace("self_attn.", "self_attn._checkpoint_wrapped_module."),
+    "FSDP": lambda name: f"_fsdp_wrapped_module.{name}",
+    "DDP": lambda name: f"module.{name}",
+    "without peft's beginning": lambda name: name.removeprefix("base_model.model."),
+    "with it twice": lambda name: f"base_model.model.{name}",
+}
+
+
+@pytest.mark.parametrize("how", SPELLED)
+def test_names_as_other_tools_leave_them(how: str, tmp_path: Path) -> None:
+    file = simple(tmp_path) / "adapter_model.safetensors"
+    wanted, stored = read_tensors(file), load_file(file)
+    save_file({SPELLED[how](name): tensor for name, tensor in stored.items()}, file)
+    found = read_tensors(file)
+    assert found.keys() == wanted.keys() == {Q}
+    assert found[Q].keys() == {"lora_A", "lora_B"}
+    assert all(torch.equal(tensor, wanted[Q][what]) for what, tensor in found[Q].items())
+    save_file(stored | {f"module.{name}": tensor.clone() for name, tensor in stored.items()}, file)
+    with pytest.raises(WeightsError, match=r"q_proj\.lora_A\.weight is there under another name too"):
+        read_tensors(file)

@@ -4,6 +4,9 @@
 embeddings `.lora_embedding_A` [rank, vocabulary] and `.lora_embedding_B` [hidden, rank]; `.lora_magnitude_vector`
 [outputs] for DoRA. A mixture's experts may have one pair together, [experts * rank, inputs] and [outputs, rank *
 experts]: an expert's lines of A stand together, and of B columns e, e + experts, e + 2 * experts … are expert e's.
+
+Files that another tool has written may lack the beginning or have it twice, hold peft's `default`, or what modules were
+wrapped in.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import torch
 from quire.config.peft import PARAM, PeftConfig
 from quire.foundation.errors import WeightsError
 from quire.models.safetensors_file import MalformedFileError, SafetensorsFile
+from quire.models.spelling import WRAPPERS
 from quire.quantization.base import FLOATS
 
 _NAME = re.compile(
-    r"^base_model\.model\.(?P<module>.+?)\.(?P<what>lora_A\.weight|lora_B\.weight|lora_embedding_A|lora_embedding_B|"
-    r"lora_magnitude_vector(\.weight)?|base_layer\.weight|base_layer\.bias)$"
+    r"^(?:module\.)?(?:base_model\.model\.)*(?P<module>.+?)\.(?P<what>lora_A|lora_B|lora_embedding_A|lora_embedding_B|"
+    r"lora_magnitude_vector|base_layer\.weight|base_layer\.bias)(?:\.default)?(?:\.weight)?$"
 )
 _SHOWN = 8
 BASE, BASE_BIAS = "base_layer", "base_layer.bias"
@@ -46,7 +50,7 @@ def read_tensors(file: Path) -> dict[str, Tensors]:
     try:
         with SafetensorsFile(file) as opened:
             for name, entry in opened.entries.items():
-                match = _NAME.match(name)
+                match = _NAME.match(WRAPPERS.sub("", name))
                 if match is None or entry.dtype not in FLOATS:
                     why = "no factor of a LoRA adapter" if match is None else f"{entry.dtype}, and no floating point"
                     problems.append(f"{name} is {why}")
@@ -57,6 +61,8 @@ def read_tensors(file: Path) -> dict[str, Tensors]:
                 if not tensor.isfinite().all():
                     problems.append(f"{name} holds NaN or infinity")
                 what = match["what"].removesuffix(".weight").replace("embedding_", "")
+                if what in found[match["module"]]:
+                    problems.append(f"{name} is there under another name too")
                 found[match["module"]][what] = tensor
     except (MalformedFileError, OSError) as error:
         raise WeightsError(f"{file} {error}" if isinstance(error, MalformedFileError) else str(error), PARAM) from error
