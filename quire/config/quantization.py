@@ -92,6 +92,12 @@ def checkpoint_quantization(folder: Path, config: Mapping[str, Any]) -> dict[str
     if not isinstance(found, dict):
         raise ConfigError(f"config.json: quantization_config must be an object, got {shown(found)}", "quantization")
     told = found.get("quant_method", name) or _guess(found)
+    if told is None and {"group_size", "bits"} <= found.keys():
+        raise ConfigError(
+            "quantization_config: group_size and bits without a quant_method are of MLX, whose files are for Apple's "
+            "devices and are not supported: name the model that it was made of, or a GGUF file of it",
+            "quantization",
+        )
     method = ALIASES.get(str(told).lower(), str(told).lower())
     if method not in METHODS or method in ONLINE_ONLY:
         known = ", ".join(name for name in METHODS if name not in ONLINE_ONLY)

@@ -91,6 +91,9 @@ def test_a_method_that_nobody_knows(copied: Path) -> None:
     with pytest.raises(ConfigError, match=r"quant_method='aqlm' are not supported \(known: fp8, fbgemm_fp8, mxfp4"):
         LLM(str(copied), device="cpu", skip_tokenizer_init=True)
     writers.settings(copied, quant_method=None, desc_act=None)
+    with pytest.raises(ConfigError, match="group_size and bits without a quant_method are of MLX"):
+        read_model_info(copied, {})
+    writers.settings(copied, group_size=None)
     with pytest.raises(ConfigError, match="quant_method=None"):
         read_model_info(copied, {})
 
