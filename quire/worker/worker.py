@@ -289,13 +289,13 @@ class Worker:
             return None
         from quire.kernels.triton.rehearsal import Rehearsal, is_possible
 
+        wait_until_awake()
         return Rehearsal() if is_possible() else None
 
     def _rehearse(self, assembly: Assembly, rehearsal: Rehearsal | None) -> Rehearsal | None:
         """Go through every kind of step, numbers aside, so that kernels get compiled; None if that cannot be."""
         if rehearsal is None or (isinstance(self._model, Decoder) and not self._model.may_be_rehearsed):
             return None
-        wait_until_awake()
         rows = self._resolved.max_num_seqs
         tokens = max(rows, min(self._resolved.max_num_batched_tokens, _REHEARSED_TOKENS))
         runner = self._trial_runner(assembly)

@@ -180,7 +180,7 @@ def test_those_begun_early_compile(counting: CountingDriver, hits: list[bool], m
     before = children()
     compilers.begin_early()
     compilers.begin_early()
-    [begun] = compilers._begun
+    [begun] = compilers._begun.values()
     assert children() != before
     with Rehearsal() as rehearsed:
         assert rehearsed._compilers is begun
@@ -190,7 +190,25 @@ def test_those_begun_early_compile(counting: CountingDriver, hits: list[bool], m
     assert children() == before
     monkeypatch.setattr(compilers, "ForkClient", None)
     compilers.begin_early()  # there are kernels now
-    assert compilers._begun == []
+    assert not compilers._begun
+
+
+def test_those_begun_early_for_another_folder_are_left_to_it(
+    counting: CountingDriver,  # noqa: ARG001, F811
+    hits: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    compilers.begin_early()
+    [strangers] = compilers._begun.values()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("TRITON_CACHE_DIR", str(tmp_path / "another"))
+        with Rehearsal() as rehearsed:
+            norms()
+        assert rehearsed.wait() == 2
+    assert hits == [True, True]
+    assert compilers.take_compilers() is strangers
+    strangers.close()
 
 
 def test_few_processors_have_enough_to_do(

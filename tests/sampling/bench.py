@@ -8,6 +8,7 @@ import torch
 
 from quire.types.plan import Admit, TokenMasks
 from quire.types.sampling import SamplingParams
+from quire.worker.logit_rows import logit_rows
 from quire.worker.sampling.sampler import History, Sampler, SamplerOutput
 from tests.sampling.rows import history
 
@@ -37,7 +38,7 @@ class Bench:
         past = History(
             self.past.token_of_slot.to(self.device), self.past.block_table.to(self.device), self.past.block_size
         )
-        logits = logits.to(self.device, copy=True)
+        logits = logit_rows(*logits.shape, self.device).copy_(logits)  # as in an engine rows lie apart
         found = self.sampler.masks(masks, None)
         if features.plain:
             if found is not None:

@@ -18,6 +18,7 @@ import torch
 from quire.kernels.dispatch import plain_torch
 from quire.kernels.sampling import sampling
 from quire.kernels.sampling.sampling import History, Scratch
+from quire.worker.logit_rows import logit_rows
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 BACKENDS = [
@@ -77,7 +78,7 @@ class Backend:
         lengths: torch.Tensor,
         history: History,
     ) -> torch.Tensor:
-        logits = logits.to(self.device, copy=True)
+        logits = logit_rows(*logits.shape, self.device).copy_(logits)
         scratch = None if self.is_torch else Scratch.allocate(1, len(logits), logits.shape[1], self.device)
         table = history.block_table.to(self.device)
         history = History(history.token_of_slot.to(self.device), table, history.block_size)

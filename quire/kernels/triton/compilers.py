@@ -26,7 +26,7 @@ MAX_FORKS = 32
 _MIN_CORES = 4  # for fewer another process that loads the compiler costs more than it gains
 _SERVER = "quire.kernels.triton.compile_server"
 _asking = threading.local()  # `ask`: whom this thread asks for the kernel that it looks for, and how
-_begun: list[Compilers] = []
+_begun: dict[str, Compilers] = {}  # by the folder that they put kernels into
 
 
 class _AskingCache(FileCacheManager):  # type: ignore[misc]
@@ -139,8 +139,8 @@ def take_compilers() -> Compilers | None:
     """Those that were begun early, else others; None where they do not pay, or Triton is not asked for its kernels."""
     if usable_cores() < _MIN_CORES or triton.knobs.cache.manager_class is not None:
         return None
-    with suppress(IndexError):
-        return _begun.pop()
+    if (begun := _begun.pop(triton.knobs.cache.dir, None)) is not None:
+        return begun
     made = Compilers(min(usable_cores(), MAX_FORKS))
     if not CompileLock(Path(triton.knobs.cache.dir)).was_taken:  # nothing is there
         made.begin()
@@ -152,4 +152,4 @@ def begin_early() -> None:
     have torch meanwhile."""
     is_empty = not CompileLock(Path(triton.knobs.cache.dir)).was_taken
     if is_empty and triton.__version__.startswith(TRITON_TESTED) and (made := take_compilers()) is not None:
-        _begun.append(made)
+        _begun[triton.knobs.cache.dir] = made

@@ -73,7 +73,7 @@ class Processor(Protocol):
         ...
 
     def apply(self, logits: torch.Tensor, state: RowState) -> None:
-        """Edit logits, float32 [rows, vocab] and contiguous, in place."""
+        """Edit logits, float32 [rows, vocab], in place. Rows are contiguous; they may lie apart."""
         ...
 
 
@@ -99,10 +99,10 @@ class AllowedIds:
         return cls(upload(np.array([row for row, _ in wanted], dtype=np.int64)), upload(row * vocab_size + ids))
 
     def apply(self, logits: torch.Tensor, state: RowState) -> None:  # noqa: ARG002
-        flat = logits.view(-1)
-        kept = flat[self.index]
+        flat, index = _flat(logits, self.index)
+        kept = flat[index]
         logits.index_fill_(0, self.rows, -math.inf)
-        flat[self.index] = kept
+        flat[index] = kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +175,22 @@ class LogitBias:
         return cls(upload(row * vocab_size + ids), upload(biases))
 
     def apply(self, logits: torch.Tensor, state: RowState) -> None:  # noqa: ARG002
-        logits.view(-1).index_add_(0, self.index, self.biases)
+        flat, index = _flat(logits, self.index)
+        flat.index_add_(0, index, self.biases)
 
 
 def _forbid(logits: torch.Tensor, index: torch.Tensor, forbidden: torch.Tensor) -> None:
     """-inf at the places whose `forbidden` is true. Adding lets a place appear twice without a race."""
-    penalty = torch.where(forbidden, -math.inf, 0.0)
-    logits.view(-1).index_add_(0, index, penalty)
+    flat, index = _flat(logits, index)
+    flat.index_add_(0, index, torch.where(forbidden, -math.inf, 0.0))
+
+
+def _flat(logits: torch.Tensor, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The memory of all rows in one piece, and where in it those numbers are whose places among rows * vocab `index`
+    has: rows may lie apart."""
+    (rows, vocab), apart = logits.shape, logits.stride(0)
+    flat = logits.as_strided(((rows - 1) * apart + vocab,), (1,))
+    return flat, index if apart == vocab else index + index // vocab * (apart - vocab)
 
 
 PROCESSORS: list[type[Processor]] = [AllowedIds, BadWords, MinTokens, LogitBias]
