@@ -21,6 +21,8 @@ def run(arguments: Sequence[str]) -> int:
     from quire.engine import early
 
     early.begin(config)
-    from quire.server.processes.run import run_server
+    from quire.foundation.heap import imports_that_stay
 
+    with imports_that_stay():
+        from quire.server.processes.run import run_server
     return run_server(config, options.section_of(ServeConfig, values))

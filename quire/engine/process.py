@@ -7,11 +7,11 @@ import sys
 from quire.engine.clients import Clients
 from quire.engine.core import EngineCore
 from quire.engine.messages import FromParent, Ready, StartCore
-from quire.executor.base import WORKER, make_executor
+from quire.executor.base import WORKER, import_worker, make_executor
 from quire.foundation.bytecode import keep_bytecode
 from quire.foundation.child import Failure, Parent, leave
 from quire.foundation.errors import ConfigError, DoesNotFitError, QuireError
-from quire.foundation.heap import settle_heap
+from quire.foundation.heap import imports_that_stay, settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.registry import load
 from quire.foundation.threads import switch_soon
@@ -32,7 +32,8 @@ def main(arguments: list[str]) -> int:
     if "gpu" in arguments[2:]:
         wake_gpu()
     if "torch" in arguments[2:]:  # nothing has been asked for yet
-        load(WORKER)
+        with imports_that_stay():
+            load(WORKER)
     try:
         return _run(parent, clients)
     finally:
@@ -46,6 +47,9 @@ def _run(parent: Parent[FromParent], clients: Clients) -> int:
     setup(start.resolved.config.observe.log_level)
     core: EngineCore | None = None
     try:
+        if start.resolved.executor == "uni" and "torch" not in sys.modules:
+            with imports_that_stay():
+                import_worker(start.resolved, start.worker)
         core = EngineCore(start.resolved, make_executor(start.resolved, start.worker), before=start.before)
         clients.send([Ready(core.start())])
         settle_heap()

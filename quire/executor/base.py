@@ -112,13 +112,18 @@ class WorkerInterface(Protocol):
     def shutdown(self) -> None: ...
 
 
-def load_worker(resolved: Resolved, name: str, rank: Rank = ALONE) -> WorkerInterface:
-    """The worker that `name` names, not started. Its import loads torch; meanwhile the GPU's driver comes up."""
+def import_worker(resolved: Resolved, name: str, rank: Rank = ALONE) -> Callable[..., WorkerInterface]:
+    """The class that `name` names. Its import loads torch; meanwhile the GPU's driver comes up."""
     if resolved.device == "cuda":
         wake_gpu(rank.place)
-    make = load(name)
-    worker: WorkerInterface = make(resolved) if rank.size == 1 and rank.device < 0 else make(resolved, rank)
+    worker: Callable[..., WorkerInterface] = load(name)
     return worker
+
+
+def load_worker(resolved: Resolved, name: str, rank: Rank = ALONE) -> WorkerInterface:
+    """The worker that `name` names, not started."""
+    make = import_worker(resolved, name, rank)
+    return make(resolved) if rank.size == 1 and rank.device < 0 else make(resolved, rank)
 
 
 class FailedLaunch:

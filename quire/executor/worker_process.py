@@ -22,7 +22,7 @@ from quire.executor.messages import (
 from quire.foundation.bytecode import keep_bytecode
 from quire.foundation.child import Failure, Parent, leave
 from quire.foundation.errors import QuireError
-from quire.foundation.heap import settle_heap
+from quire.foundation.heap import imports_that_stay, settle_heap
 from quire.foundation.log import get_logger, setup
 from quire.foundation.wire import Channel
 from quire.types.plan import StepPlan
@@ -55,7 +55,8 @@ def serve(parent: Parent[ToWorker]) -> int:
 def _start(parent: Parent[ToWorker], start: StartWorker) -> WorkerInterface | None:
     setup(start.resolved.config.observe.log_level)
     try:
-        worker = load_worker(start.resolved, start.worker, start.rank)
+        with imports_that_stay():
+            worker = load_worker(start.resolved, start.worker, start.rank)
         report = worker.start()
     except Exception as error:
         if not isinstance(error, QuireError):

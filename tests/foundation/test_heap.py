@@ -55,13 +55,32 @@ assert gone() is None
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_what_was_settled_is_given_back_at_the_end() -> None:
-    """Or libraries that look for leaks at the end of a process report all that is theirs."""
+def test_what_is_imported_stays_and_is_not_looked_at() -> None:
     code = """
-from quire.foundation.heap import settle_heap
+import gc, weakref
+from quire.foundation.heap import imports_that_stay
+with imports_that_stay():
+    assert not gc.isenabled()
+    import email.message
+assert gc.isenabled()
+frozen = gc.get_freeze_count()
+assert frozen > 1000 and len(gc.get_objects()) < frozen / 10
+class Node: pass
+node = Node(); node.me = node; gone = weakref.ref(node); del node
+gc.collect()
+assert gone() is None and gc.get_freeze_count() == frozen
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("settle", ["settle_heap()", "with imports_that_stay(): pass"])
+def test_what_was_settled_is_given_back_at_the_end(settle: str) -> None:
+    """Or libraries that look for leaks at the end of a process report all that is theirs."""
+    code = f"""
+from quire.foundation.heap import imports_that_stay, settle_heap
 class Kept:
     def __del__(self, say=print): say("freed")
 kept = Kept(); kept.me = kept
-settle_heap()
+{settle}
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "freed\n"
