@@ -15,6 +15,7 @@ from typing import Any
 
 from quire.cli.main import main
 from quire.config.engine import EngineConfig
+from quire.engine import early
 from quire.foundation.errors import ConfigError, DoesNotFitError
 from quire.frontend.async_engine import AsyncLLM
 from tests.server.echo_llm import EchoLLM
@@ -32,5 +33,6 @@ async def start(config: EngineConfig, serving: bool = False, clock: Any = None) 
     return llm
 
 
+early.begin = lambda _: None  # no core is to come
 AsyncLLM.start = start  # type: ignore[method-assign,assignment]
 sys.exit(main(["serve", *sys.argv[1:]]))
