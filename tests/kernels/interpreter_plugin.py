@@ -1,8 +1,9 @@
 """A pytest plugin for runs under Triton's interpreter, see `test_interpreted`.
 
 QUIRE_LAUNCHED_KERNELS: a file that gets the names of all kernels that ran, a line each.
-QUIRE_INTERPRET_FEW=1: of each test only the first parameters, for each kernel that they choose, and none that draws
-thousands of samples or routes as many tokens.
+QUIRE_INTERPRET_FEW=1: of each test only the first parameters, for each kernel that they choose, and none that is SLOW:
+that draws thousands of samples, routes as many tokens, starts processes, or takes a kernel through what another test
+has it do as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from triton.runtime import interpreter
 
 SLOW = (
     "::test_the_draws_", "::test_draws_", "::test_fewer_finite_logits", "::test_many_rows_find", "::test_a_seed_gives",
-    "test_moe_routing.py::test_a_thousand_tokens", "::test_biases_and_another_gate",
+    "test_moe_experts.py::test_a_thousand_tokens", "::test_biases_and_another_gate",
+    "::test_processes_meet_through_the_kernels", "::test_what_scores_get_besides_in_decode",
+    "::test_what_scores_get_besides_in_prefill", "::test_decode_of_several_queries_a_row",
+    "::test_sinks_count_once_beside_shared_prefixes", "test_fp8_cache.py::test_decode_with_shared_prefixes",
+    "::test_what_is_no_number_still_chooses_experts", "test_moe_routing.py::test_nobody", "::test_a_norm_before",
+    "::test_ranks_with_whole_experts_make_the_sum", "::test_no_row_changes_another_one",
+    "::test_rows_that_fill_the_programs_stay_whole", "::test_tied_tokens_share_their_fate",
+    "::test_a_long_row_of_two_neighbouring_floats",
 )  # fmt: skip
 _names: set[str] = set()
 _run = interpreter.InterpretedFunction.run

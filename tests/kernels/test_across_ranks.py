@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from quire.distributed.peer_memory import Layout
 from quire.kernels.across_ranks import reduce_add_reference
 from quire.kernels.dispatch import INTERPRETED
+from tests.effort import some
 from tests.kernels.peers import peers_in
 
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1, see test_interpreted")
@@ -137,13 +138,13 @@ from quire.kernels.triton import across_ranks
 from quire.kernels.across_ranks import reduce_add_reference
 from tests.kernels.peers import peers_in
 
-rank, folder, size = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
+rank, folder, size, steps = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 peer_memory.FEW_BYTES = 512
 width = 128 // size
 layout = peer_memory.Layout(size, 64, 2, max_rows=8, vocab=100, logit_rows=8, drafts=50)
 peers = peers_in(folder / "memory", layout, rank)
 generator = torch.Generator().manual_seed(5)
-for step in range(24):
+for step in range(steps):
     rows = 1 + 5 * step % 8
     if step % 3:
         drafts = torch.arange(50, dtype=torch.int32) * step if rank == 0 else torch.zeros(50, dtype=torch.int32)
@@ -173,13 +174,13 @@ def test_processes_meet_through_the_kernels(size: int, tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", MEET, str(rank), str(tmp_path), str(size)],
+            [sys.executable, "-c", MEET, str(rank), str(tmp_path), str(size), str(some(24, 2))],
             cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
         for rank in range(size)
     ]  # fmt: skip
     try:
-        ends = [rank.communicate(timeout=120) for rank in ranks]
+        ends = [rank.communicate(timeout=500) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

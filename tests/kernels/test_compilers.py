@@ -171,6 +171,7 @@ def test_what_they_do_not_compile_is_compiled_here(
         else:
             norms()
     assert rehearsed.wait() == 2
+    assert [compiling.exception() for compiling in rehearsed._compiling] == [None, None]
     assert hits == [False, False]
     assert children() == before
     assert "2 kernels had to be compiled in this process" in caplog.text
@@ -221,6 +222,7 @@ def test_few_processors_have_enough_to_do(
     with Rehearsal() as rehearsed:
         norms()
     assert rehearsed.wait() == 2
+    assert [compiling.exception() for compiling in rehearsed._compiling] == [None, None]
     assert hits == [False, False]
 
 
