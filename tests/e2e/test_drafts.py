@@ -133,6 +133,7 @@ def test_every_feature_gives_the_answer_that_it_gives_without(tiny_qwen3: Path, 
     assert counted["vllm:spec_decode_num_draft_tokens"] > counted["vllm:spec_decode_num_accepted_tokens"]
 
 
+@pytest.mark.long  # as `test_answers_go_on_when_the_worker_dies` has two ranks, which accept
 def test_two_ranks_accept_what_one_accepts(tiny_qwen3: Path, expected: list[Any]) -> None:
     """Chunks, and a small budget: as many drafts are made as by one, and as many of them are right."""
     found = []

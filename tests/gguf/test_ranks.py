@@ -54,13 +54,10 @@ def k_quants(name: str) -> Type:
     return next((kind for part, kind in K_QUANTS.items() if part in name), Type.Q4_K)
 
 
-def test_matrices_that_files_have_apart(tmp_path: Path) -> None:
-    compare(2, [written(case, tmp_path / case, more) for case, more in SPLIT.items()], tmp_path)
-
-
-def test_cuts_amid_a_block_of_256_at_one_of_its_groups(tmp_path: Path) -> None:
-    """384 inputs of ffn_down a rank, in groups of 16."""
-    compare(2, [written("llama", tmp_path, LARGE, k_quants)], tmp_path)
+def test_matrices_that_files_have_apart_and_cuts_amid_a_block(tmp_path: Path) -> None:
+    """The last: 384 inputs of ffn_down a rank, cut amid a block of 256 at one of its groups of 16."""
+    apart = [written(case, tmp_path / case, more) for case, more in SPLIT.items()]
+    compare(2, [*apart, written("llama", tmp_path / "llama", LARGE, k_quants)], tmp_path)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -56,11 +56,10 @@ def dual_chunks(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, 
         (here + chunk).clamp(max=told["chunk_size"]),
         torch.full_like(here, min(2 * chunk - 1, told["chunk_size"])),
     ]
-    scores = torch.full((len(q), len(i), len(i)), -torch.inf, dtype=torch.float64)
-    for m in i.tolist():
-        for n in range(m + 1):
-            where = at[min(m // chunk - n // chunk, 2)][m]
-            scores[:, m, n] = (turned(q[:, m], where.expand(len(q)), theta) * keys[:, n]).sum(-1)
+    every = [turned(q, where.expand(q.shape[:2]), theta) @ keys.transpose(1, 2) for where in at]
+    behind = i[:, None] // chunk - i // chunk
+    scores = torch.where(behind == 0, every[0], torch.where(behind == 1, every[1], every[2]))
+    scores = scores.masked_fill(i > i[:, None], -torch.inf)
     length = (1 + 0.1 * ((i + 1) / told["original_max_position_embeddings"]).log()).clamp(min=1)
     weights = (scores * length[:, None] * q.shape[-1] ** -0.5).softmax(-1)
     return (weights @ v).transpose(0, 1)[None].float(), None
