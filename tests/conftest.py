@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.effort import WHOLE, keep_some
+from tests.effort import SAMPLE, WHOLE, keep_some
 from tests.server.process import ServerProcess, server_process
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would only wait for one another
@@ -21,6 +21,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # a process a core: more threads would 
 
 
 LONGEST = ("tests/kernels/test_interpreted.py", "tests/server/", "tests/e2e/", "tests/distributed/")
+
+
+def pytest_report_header() -> str:
+    return "sweeps: whole" if WHOLE else f"sweeps: sample {SAMPLE} (QUIRE_SAMPLE)"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,7 @@
-"""How much of a sweep runs: a sample by default, all of it in `make test-long`, which sets QUIRE_WHOLE_SWEEPS."""
+"""How much of a sweep runs: a sample by default, all of it in `make test-long`, which sets QUIRE_WHOLE_SWEEPS.
+
+QUIRE_SAMPLE: a number; each stands for another sample. Without it the same cases run each time.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 
 WHOLE = os.environ.get("QUIRE_WHOLE_SWEEPS") == "1"
+SAMPLE = int(os.environ.get("QUIRE_SAMPLE", "0"))
 
 
 def some(count: int, share: int = 3) -> int:
@@ -31,15 +35,15 @@ MANY_CASES = 8
 # Where most cases start an engine, or run a scheduler for thousands of steps: fewer of them are many.
 ENGINES = (
     "tests/e2e/", "tests/pooling/", "tests/router/", "tests/scheduling/", "tests/simulation/",
-    "tests/cli/test_run_batch.py", "tests/server/test_beam_search.py", "tests/server/test_overload.py",
+    "tests/cli/test_run_batch.py", "tests/engine/test_clients.py", "tests/frontend/test_restarts.py",
+    "tests/server/test_beam_search.py", "tests/server/test_overload.py",
 )  # fmt: skip
-MANY_ENGINES = 3
+MANY_ENGINES = 2
 
 
 def keep_some(items: Sequence[pytest.Item]) -> None:
-    """Of every test with more than MANY_CASES cases a sixth stays, always the same ones; the others become `long`.
-
-    Two at least where cases are dear. What holds for the house holds for all of it.
+    """Of every test with more than MANY_CASES cases a sixth stays, those that SAMPLE stands for; the others become
+    `long`. What holds for the house holds for all of it.
     """
     cases = defaultdict[str, list[pytest.Item]](list)
     for item in items:
@@ -47,6 +51,6 @@ def keep_some(items: Sequence[pytest.Item]) -> None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for name, same in cases.items():
         if len(same) > (MANY_ENGINES if name.startswith(ENGINES) else MANY_CASES):
-            same.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
-            for item in same[max(some(len(same), 6), 2) :]:
+            same.sort(key=lambda item: zlib.crc32(item.nodeid.encode(), SAMPLE))
+            for item in same[some(len(same), 6) :]:
                 item.add_marker(pytest.mark.long)
