@@ -120,13 +120,24 @@ def test_prefill(device: torch.device, heads: int, rank: int, rope: int, block_s
         assert_near(out, torch.cat(parts), dtype)
 
 
-@pytest.mark.parametrize("dtype", [NARROW, torch.float32])
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize(("heads", "rank", "rope", "block_size"), SHAPES)
-def test_queries_and_rows(
-    device: torch.device, heads: int, rank: int, rope: int, block_size: int, interleaved: bool, dtype: torch.dtype
+@pytest.mark.parametrize("shape", SHAPES)
+def test_queries_and_rows(device: torch.device, shape: tuple[int, int, int, int], interleaved: bool) -> None:
+    check_queries_and_rows(device, shape, interleaved, NARROW)
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_queries_and_rows_of_32_bits(device: torch.device, shape: tuple[int, int, int, int], interleaved: bool) -> None:
+    """Which kernels of their own make."""
+    check_queries_and_rows(device, shape, interleaved, torch.float32)
+
+
+def check_queries_and_rows(
+    device: torch.device, shape: tuple[int, int, int, int], interleaved: bool, dtype: torch.dtype
 ) -> None:
     """Queries through the keys' matrix, both rotations, the norm, and the rows in their slots."""
+    heads, rank, rope, block_size = shape
     tokens, nope = 7, 12
     made = torch.randn(tokens, heads * (nope + rope) + 3, device=device, dtype=dtype)  # beside what else a product made
     q = made[:, 3:].view(tokens, heads, nope + rope)
