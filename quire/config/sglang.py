@@ -92,10 +92,15 @@ NONE = "none: "
 
 def told(name: str) -> str | None:
     """What is here in place of an option of that name, in one sentence; None for a name that is not SGLang's."""
+    flag, found = "--" + name.replace("_", "-"), []
     for line in TABLE.strip().splitlines():
         theirs, ours = line.split(" | ", 1)
-        if "--" + name.replace("_", "-") in (one.split()[0] for one in theirs.split(", ")):
-            if ours.startswith(NONE):
-                return f"{name} is not supported: {ours.removeprefix(NONE)}"
-            return f"{name} is SGLang's name; here it is {ours}"
-    return None
+        found += [(one, ours) for one in theirs.split(", ") if one.split()[0] == flag]
+    if not found:
+        return None
+    if len(found) > 1:  # by its values
+        return f"{name} is SGLang's name; here " + "; ".join(f"{one} is {ours}" for one, ours in found)
+    ((_, ours),) = found
+    if ours.startswith(NONE):
+        return f"{name} is not supported: {ours.removeprefix(NONE)}"
+    return f"{name} is SGLang's name; here it is {ours}"

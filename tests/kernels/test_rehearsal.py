@@ -106,6 +106,7 @@ def test_every_variant_is_compiled_once_and_launched_only_afterwards(counting: C
             add[(1,)](x, x, 1, BLOCK=16)  # n = 1 and arrays of another type are compiled for themselves
             add[(1,)](x.double(), x, 5, BLOCK=16)
         assert rehearsal.wait() == 4
+        assert [one.exception() for one in rehearsal._compiling] == [None] * 4
         assert len(compiled) == 4
         assert counting.launched == []
         add[(1,)](x, x, 7, BLOCK=16)

@@ -102,7 +102,8 @@ class Rehearsal:
     def wait(self) -> int:
         """Until everything noted is compiled and loaded; returns how many kernels that were."""
         for compiling in self._compiling:
-            compiling.exception()
+            if (error := compiling.exception()) is not None:
+                logger.debug("a kernel is left to its first launch", exc_info=error)
         self._pool.shutdown()
         if self._compilers is not None:
             self._compilers.close()
