@@ -39,8 +39,9 @@ $(VENV)/.embedder: $(VENV)/.ready
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps mistral-common==1.13.1 pycountry pydantic-extra-types pillow || true
 	@touch $@
 
+# Each commit has a sample of its own (tests/effort.py), the same each time.
 test: $(VENV)/.embedder
-	@$(BIN)/python -m pytest -m "not gpu and not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
+	@QUIRE_SAMPLE=$${QUIRE_SAMPLE:-$$(git rev-list --count HEAD 2>/dev/null || echo 0)} $(BIN)/python -m pytest -m "not gpu and not long" -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests
 
 # The whole of what `make test` samples.
 test-long: $(VENV)/.embedder
