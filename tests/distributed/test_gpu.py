@@ -12,6 +12,9 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams
+from tests.e2e.conftest import VOCAB
+from tests.e2e.test_experts import TOKENS, largest_error, prompts
+from tests.models import checkpoints, sparse_checkpoints
 
 pytestmark = [
     pytest.mark.gpu,
@@ -55,13 +58,21 @@ def answers(**options: Any) -> list[list[tuple[int, dict[int, Any]]]]:
 
 
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "policy": "always"}
+TWO: dict[str, Any] = {"tensor_parallel_size": 2}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "shared layers": TWO, "eagerly": TWO | {"enforce_eager": True}, "drafts": TWO | {"speculative_config": DRAFTS},
+    "8 bits": TWO | {"quantization": "fp8"}, "4 bits": TWO | {"quantization": "int4"},
+    "stages": {"pipeline_parallel_size": 2}, "copies": {"data_parallel_size": 2},
+    "shared prompts": {"prefill_context_parallel_size": 2},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}, {"speculative_config": DRAFTS}])
-def test_two_gpus_say_what_one_says(options: dict[str, Any]) -> None:
-    one, two = (answers(tensor_parallel_size=ranks, **options) for ranks in (1, 2))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_gpus_say_what_one_says(layout: str) -> None:
+    options = LAYOUTS[layout]
+    alone = {name: value for name, value in options.items() if not name.endswith("_size")}
     compared = 0
-    for ours, theirs in zip(two, one, strict=True):
+    for ours, theirs in zip(answers(**options), answers(**alone), strict=True):
         for (token, a), (other, b) in zip(ours, theirs, strict=True):
             best, second = sorted((entry.logprob for entry in b.values()), reverse=True)[:2]
             if token != other:
@@ -70,3 +81,17 @@ def test_two_gpus_say_what_one_says(options: dict[str, Any]) -> None:
             assert abs(a[token].logprob - b[token].logprob) < 2 * MARGIN
             compared += 1
     assert compared > 200
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize("case", ["qwen3", "gpt_oss", "glm-groups"])
+def test_experts_of_two_gpus(case: str, expert_parallel: bool, tmp_path: Path) -> None:
+    """What transformers computes, in float32: however graphs of other sizes come to be captured while others run."""
+    reference = sparse_checkpoints.make(case, vocab_size=VOCAB, max_position_embeddings=512)
+    folder = checkpoints.save(reference, tmp_path)
+    params = SamplingParams(temperature=0, max_tokens=TOKENS, logprobs=1, ignore_eos=True)
+    options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "skip_tokenizer_init": True}
+    options |= {"gpu_memory_utilization": 0.3, "enable_expert_parallel": expert_parallel}
+    with LLM(str(folder), **options, **TWO, max_num_seqs=24, max_num_batched_tokens=64) as llm:
+        for count in (1, 3):
+            assert largest_error(reference, llm.generate(prompts() * count, params, use_tqdm=False)) < 2e-3
