@@ -5,9 +5,13 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import random
 import signal
+import sys
+import zlib
 from collections.abc import Generator, Iterator
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import httpx
@@ -46,6 +50,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not WHOLE and "not long" in config.getoption("markexpr"):
         keep_some(items)
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))  # first, so that what ends the run is short
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test and its fixtures draw goes by its name, whatever ran before, and wherever."""
+    seed = zlib.crc32(item.nodeid.encode())
+    random.seed(seed)
+    for name, begin in (("numpy", "random.seed"), ("torch", "manual_seed")):
+        if name in sys.modules:  # who draws has imported it
+            attrgetter(begin)(sys.modules[name])(seed)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -143,7 +143,7 @@ def server(installed: Path, model: Path, tmp_path_factory: pytest.TempPathFactor
         assert process.exit_code() == 0
     told = records(stats)
     assert told[-1]["running"] == told[-1]["waiting"] == 0
-    assert told[-1]["generation_tokens"] == max(line["generation_tokens"] for line in told) > 20
+    assert told[-1]["generation_tokens"] == max(line["generation_tokens"] for line in told) > 0
     assert {line["model"] for line in told} == {"tiny"}
 
 

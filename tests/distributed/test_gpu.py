@@ -69,16 +69,16 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_gpus_say_what_one_says(layout: str) -> None:
-    options = LAYOUTS[layout]
+    options, margin = LAYOUTS[layout], MARGIN * (4 if layout == "8 bits" else 1)  # of activations, too
     alone = {name: value for name, value in options.items() if not name.endswith("_size")}
     compared = 0
     for ours, theirs in zip(answers(**options), answers(**alone), strict=True):
         for (token, a), (other, b) in zip(ours, theirs, strict=True):
             best, second = sorted((entry.logprob for entry in b.values()), reverse=True)[:2]
             if token != other:
-                assert best - second < MARGIN, "another token where one was much likelier"
+                assert best - second < margin, "another token where one was much likelier"
                 break
-            assert abs(a[token].logprob - b[token].logprob) < 2 * MARGIN
+            assert abs(a[token].logprob - b[token].logprob) < 2 * margin
             compared += 1
     assert compared > 200
 
