@@ -104,11 +104,11 @@ def test_an_engine_goes_on_when_a_rank_elsewhere_dies() -> None:
 
 def test_the_demo_model_on_two_ranks_that_meet_over_tcp(master: str) -> None:
     params = SamplingParams(max_tokens=12, temperature=0)
-    with LLM(device="cpu", num_threads=1, max_num_seqs=4) as llm:
+    with LLM(device="cpu", dtype="float32", num_threads=1, max_num_seqs=4) as llm:
         wanted = [output.outputs[0].text for output in llm.generate(["One", "Two and"], params, use_tqdm=False)]
     assert master
     with workers(RANKS), LLM(
-        device="cpu", num_threads=1, max_num_seqs=4, tensor_parallel_size=RANKS,
+        device="cpu", dtype="float32", num_threads=1, max_num_seqs=4, tensor_parallel_size=RANKS,
         distributed_executor_backend="external",
     ) as llm:  # fmt: skip
         assert [output.outputs[0].text for output in llm.generate(["One", "Two and"], params, use_tqdm=False)] == wanted

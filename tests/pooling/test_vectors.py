@@ -26,7 +26,8 @@ def test_small_floats(dtype: Any) -> None:
     exact = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
     any_size = dice.standard_normal(20_000) * np.exp2(dice.integers(-30, 20, 20_000))
     data = np.concatenate([exact, any_size.astype(np.float32)])
-    wanted = torch.from_numpy(data).to(DTYPES[dtype])
+    largest = torch.finfo(DTYPES[dtype]).max if dtype == "fp8_e4m3" else torch.inf  # torch 2.11 makes more than it NaN
+    wanted = torch.from_numpy(data).clamp(-largest, largest).to(DTYPES[dtype])
     kind = torch.int8 if dtype.startswith("fp8") else torch.int16
     found = torch.frombuffer(bytearray(to_bytes(data, dtype, "native")), dtype=kind)
     is_number = ~torch.isnan(wanted.float())
