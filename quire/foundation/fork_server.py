@@ -26,6 +26,7 @@ from typing import Any, BinaryIO
 HEAD = struct.Struct("<IQ")
 _CHUNK = 1 << 20
 _ANSWER = 64 * 1024  # bytes of an answer at a time; a pipe holds no more
+PATIENCE = 10
 _KEPT_ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "TZ")
 
 
@@ -34,7 +35,7 @@ class Limits:
     """Of one fork, and how many there are at a time."""
 
     cpu_seconds: int
-    wall_seconds: float
+    wall_seconds: float  # without those in which it waited for a processor, which are PATIENCE times as many at most
     memory_bytes: int  # beyond what the fork was born with
     forks: int
     file_bytes: int = 0  # that it may write to one file
@@ -145,7 +146,8 @@ class Forks(ABC):
         readable, _, _ = select.select(sources, [], [], 0.1 if self._forks else None)
         now = time.monotonic()
         for fork in self._forks.values():
-            if now > fork.deadline:
+            late = now - fork.deadline
+            if late > 0 and late > min(_waited(fork.pid), PATIENCE * self._limits.wall_seconds):
                 os.kill(fork.pid, signal.SIGKILL)
         for source in readable:
             if isinstance(source, int):
@@ -248,6 +250,15 @@ class ForkServer(Forks):
 
     def _ended(self, fork: Fork, *, is_well: bool) -> None:
         self._socket.sendall(frame(fork.number, bytes(fork.output) if is_well else b""))
+
+
+def _waited(pid: int) -> float:
+    """Seconds in which others had the processors that a process wanted; 0 where the system does not tell."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _limit(limits: Limits) -> None:
