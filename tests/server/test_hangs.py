@@ -21,7 +21,7 @@ CORE, WORKER, FRONT_END = "quire.engine.process", "quire.executor.worker_process
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """Two front ends, a core and a worker in a process of its own."""
     options = ["--port", "0", "--device", "cpu", "--dtype", "float32", "--num-gpu-blocks-override", "600"]
-    options += ["--api-server-count", "2", "--distributed-executor-backend", "mp", "--hang-timeout", "3"]  # a busy machine is no flaw
+    options += ["--api-server-count", "2", "--distributed-executor-backend", "mp", "--hang-timeout", "3"]
     options += ["--ping-interval", "0.2", "--batch-dir", str(tmp_path_factory.mktemp("batches"))]
     with server_process("quire.cli.main", "serve", *options) as process:
         assert process.url
