@@ -4,7 +4,8 @@ many adapters in use, of several ranks.
     python -m benchmarks.adapters [--model llama-3.1-8b] [--batches 1 64 256] [--adapters 32] [--ranks 8 16]
                                   [--out FOLDER]
 
-Dense models of random weights; adapters, random too, are of all linear layers of attention and MLP. Engines come one
+Dense models of random weights; adapters, random too, are of all linear layers of attention and MLP; those of one rank
+are read from the same file, each to a place of its own. Engines come one
 after the other, "off" first and last: what the machine does otherwise shows between the two.
 """
 
@@ -83,8 +84,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = workloads.write_model_dir(args.model, Path(folder) / args.model)
         config = json.loads((model / "config.json").read_text())
+        files = {rank: adapter(Path(folder) / f"rank-{rank}", config, rank) for rank in args.ranks}
         made = [
-            LoRARequest(f"a{number}", number, adapter(Path(folder) / f"a{number}", config, rank))
+            LoRARequest(f"a{number}", number, files[rank])
             for number, rank in enumerate(islice(cycle(args.ranks), args.adapters), 1)
         ]
         shared = {"load_format": "dummy", "skip_tokenizer_init": True, **json.loads(args.options)}
