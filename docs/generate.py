@@ -15,12 +15,15 @@ import types
 import typing
 from pathlib import Path
 
+import msgspec
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 from migration import render_sglang, render_vllm  # noqa: E402
 
 from quire.config.engine import SECTIONS  # noqa: E402
+from quire.config.options import least_values, option_types  # noqa: E402
 from quire.config.serve import ServeConfig  # noqa: E402
 from quire.foundation.error_codes import TITLES as ERROR_PARTS  # noqa: E402
 
@@ -42,15 +45,15 @@ definition (`make docs`).
 """
 
 
-def docstrings(file: Path, class_name: str) -> dict[str, tuple[str, str]]:
-    """Field → (type as written, the string below it)."""
+def docstrings(file: Path, class_name: str) -> dict[str, str]:
+    """Field → the string below it."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     body = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == class_name).body
     found = {}
     for field, below in itertools.pairwise(body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
             text = ast.literal_eval(below.value)
-            found[field.target.id] = (ast.unparse(field.annotation), " ".join(text.split()))
+            found[field.target.id] = " ".join(text.split())
     return found
 
 
@@ -61,15 +64,22 @@ def default_of(field: dataclasses.Field[object]) -> str:
     return repr(field.default_factory())
 
 
+def _least(meta: msgspec.Meta) -> str:
+    return f"> {meta.gt}" if meta.ge is None else f">= {meta.ge}"
+
+
 def section(name: str, cls: type) -> str:
     module = sys.modules[cls.__module__]
     assert module.__file__
     texts = docstrings(Path(module.__file__), cls.__name__)
+    least = {name: _least(meta) for name, meta in least_values(cls).items()}
     lines = [f"\n## {TITLES[name]}\n", "| option | type | default | meaning |", "|---|---|---|---|"]
     for field in dataclasses.fields(cls):
         if field.name not in texts:
             raise SystemExit(f"{cls.__name__}.{field.name} has no docstring")
-        kind, text = texts[field.name]
+        text, kind = texts[field.name], type_text(option_types(cls)[field.name])
+        if field.name in least:
+            kind += f", {least[field.name]}"
         cells = [f"`{field.name}`", f"`{kind}`", f"`{default_of(field)}`", text]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
@@ -130,9 +140,7 @@ def render_options() -> str:
         for one in dataclasses.fields(cls):
             kind = PYTHON_TYPES.get(one.name) or type_text(hints[one.name])
             if one.name != "model":  # the first argument of whoever takes the options
-                about = textwrap.fill(
-                    f'"""{texts[one.name][1]}"""', 116, initial_indent="    ", subsequent_indent="    "
-                )
+                about = textwrap.fill(f'"""{texts[one.name]}"""', 116, initial_indent="    ", subsequent_indent="    ")
                 keys.append(f"    {one.name}: {kind}\n{about}")
             fields.append(f"    {one.name}: {kind} = {default_text(one)}")
     return (

@@ -224,7 +224,7 @@ def _flag(
 
 
 def _is_int(wanted: Any) -> bool:
-    return wanted is int or (isinstance(wanted, types.UnionType) and set(wanted.__args__) == {int, types.NoneType})
+    return wanted is int or set(typing.get_args(wanted)) == {int, types.NoneType}
 
 
 def _whole_number(*, optional: bool) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quire.config.options import Options
+from quire.config.options import Options, Positive
 from quire.foundation.errors import ConfigError
 
 LARGEST_RANK = 512
@@ -15,7 +15,7 @@ LARGEST_RANK = 512
 class LoraConfig(Options):
     enable_lora: bool = False
     """Take LoRA adapters; see docs/lora.md."""
-    max_loras: int = 1
+    max_loras: Positive = 1
     """Adapters on the device, and so in one batch: requests for others wait for a place."""
     max_lora_rank: int = 16
     """Largest rank of an adapter. Each of max_loras places takes memory for it, in every layer."""
@@ -34,8 +34,6 @@ class LoraConfig(Options):
     def __post_init__(self) -> None:
         """Raises ConfigError."""
         super().__post_init__()
-        if self.max_loras < 1:
-            raise ConfigError(f"max_loras must be >= 1, got {self.max_loras}", "max_loras")
         if not 1 <= self.max_lora_rank <= LARGEST_RANK:
             raise ConfigError(
                 f"max_lora_rank must be in [1, {LARGEST_RANK}], got {self.max_lora_rank}", "max_lora_rank"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quire.config.options import Options
+from quire.config.options import Options, OrAll, Positive
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "half", "float", "bf16", "fp16", "fp32"]
 
@@ -47,9 +47,9 @@ class ModelConfig(Options):
     """How weights are kept in fewer bits. fp8: 8-bit floats, made while a plain checkpoint loads. None: as they are."""
     seed: int = 0
     """Seed of everything drawn at random for requests without a seed of their own and for dummy weights."""
-    max_model_len: int | None = None
+    max_model_len: Positive | None = None
     """Context length in tokens. None: the model's own, lowered (and said so) if the KV cache cannot hold it."""
-    max_logprobs: int = 20
+    max_logprobs: OrAll = 20
     """Most log-probabilities a request may ask for at each position."""
     logits_processors: list[str] = field(default_factory=list)
     """Logits processors of your own: classes as package.module:Class, or names that installed packages gave them."""

@@ -8,25 +8,35 @@ import os
 import types
 import typing
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+OrAll = Annotated[int, msgspec.Meta(ge=-1)]
+NotNegative = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+AboveZero = Annotated[float, msgspec.Meta(gt=0)]
+
 
 class Options:
     """Base of the sections of options: frozen dataclasses whose fields are checked when they are made.
 
-    Raises ConfigError naming the option, what it may be and what it got. None stands for the default of an option that
-    holds a list or an object, and one string for a list of one.
+    Raises ConfigError naming the option, what it may be (its type, and the least number) and what it got. None stands
+    for the default of an option that holds a list or an object, and one string for a list of one.
     """
 
     def __post_init__(self) -> None:
         section: type = type(self)
+        least = least_values(section)
         for name, wanted in option_types(section).items():
-            object.__setattr__(self, name, check_option(name, getattr(self, name), wanted))
+            value = check_option(name, getattr(self, name), wanted)
+            if name in least and value is not None:
+                _check_least(name, value, least[name])
+            object.__setattr__(self, name, value)
 
 
 @cache
@@ -34,6 +44,24 @@ def option_types(section: type) -> dict[str, Any]:
     """Of the fields of a dataclass, by name."""
     hints = typing.get_type_hints(section)
     return {field.name: hints[field.name] for field in dataclasses.fields(section)}
+
+
+@cache
+def least_values(section: type) -> dict[str, msgspec.Meta]:
+    """Of the options whose annotation says one, by name."""
+    return {
+        name: meta
+        for name, hint in typing.get_type_hints(section, include_extras=True).items()
+        for part in (hint, *typing.get_args(hint))
+        for meta in getattr(part, "__metadata__", ())
+    }
+
+
+def _check_least(name: str, value: float, least: msgspec.Meta) -> None:
+    if least.ge is not None and value < least.ge:
+        raise ConfigError(f"{name} must be >= {least.ge}, got {value}", name)
+    if least.gt is not None and value <= least.gt:
+        raise ConfigError(f"{name} must be > {least.gt}, got {value}", name)
 
 
 def check_option(name: str, value: Any, wanted: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import re
 from collections.abc import Iterator
@@ -352,23 +351,6 @@ def _check(config: EngineConfig) -> None:
     size = config.cache.block_size
     if size < 1 or size & (size - 1):
         raise ConfigError(f"block_size must be a power of two, got {size}", "block_size")
-    for section, name in (
-        (config.model, "max_model_len"),
-        (config.schedule, "max_num_seqs"),
-        (config.schedule, "max_num_batched_tokens"),
-        (config.schedule, "max_num_queued_reqs"),
-        (config.runtime, "num_threads"),
-    ):
-        value = getattr(section, name)
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} must be >= 1, got {value}", name)
-    if config.runtime.max_engine_restarts < 0:
-        raise ConfigError(
-            f"max_engine_restarts must be >= 0, got {config.runtime.max_engine_restarts}", "max_engine_restarts"
-        )
-    seconds = config.schedule.max_queue_seconds
-    if seconds is not None and not 0 <= seconds < math.inf:
-        raise ConfigError(f"max_queue_seconds must be >= 0 and finite, got {seconds}", "max_queue_seconds")
 
 
 def _executor(runtime: RuntimeConfig, *, apart: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quire.config.options import Options
+from quire.config.options import NotNegative, Options, Positive
 from quire.config.profiler import ProfilerConfig
 from quire.foundation.errors import ConfigError
 from quire.foundation.registry import Registry
@@ -37,13 +37,13 @@ class RuntimeConfig(Options):
     device: str = "auto"
     """Where the model runs: cuda, cpu, or torch:TYPE, any device of torch, without kernels of ours (torch:mps,
     torch:xpu, torch:cuda for AMD's GPUs); auto: an NVIDIA GPU, else another accelerator, else the CPU."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Positive = 1
     """Ranks that share every layer of the model: as many GPUs, or processes on a CPU."""
-    pipeline_parallel_size: int = 1
+    pipeline_parallel_size: Positive = 1
     """Stages, one behind the other, that the model's layers are dealt to: each is tensor_parallel_size ranks."""
     pipeline_parallel_layers: list[int] = field(default_factory=list)
     """Layers of each stage. None given: as even as can be, the first and the last having the fewer."""
-    prefill_context_parallel_size: int = 1
+    prefill_context_parallel_size: Positive = 1
     """Copies of the model, each tensor_parallel_size ranks, that share long prompts: each computes a part of a step's
     tokens and keeps the KV of all."""
     enable_expert_parallel: bool = False
@@ -53,7 +53,7 @@ class RuntimeConfig(Options):
     eplb_config: dict[str, Any] = field(default_factory=dict)
     """JSON object. step_interval: steps between two moves, 3000; num_redundant_experts: copies of those of a layer's
     experts that have the most to do, on further ranks, 0."""
-    data_parallel_size: int = 1
+    data_parallel_size: Positive = 1
     """Engine cores behind one server, each with a copy of the model on devices of its own (tensor_parallel_size of
     them) and its share of the requests."""
     distributed_executor_backend: str = "auto"
@@ -67,9 +67,9 @@ class RuntimeConfig(Options):
     """Launch every kernel from Python instead of replaying captured CUDA graphs."""
     cuda_graph_sizes: list[int] = field(default_factory=list)
     """Batch sizes to capture. None given: 1, 2, 4, 8 and on in growing steps up to max_num_seqs (at most 512)."""
-    num_threads: int | None = None
+    num_threads: Positive | None = None
     """CPU threads of the worker; None: the physical cores this process may use, one for a very small model."""
-    max_engine_restarts: int = 5
+    max_engine_restarts: NotNegative = 5
     """An engine that dies in a process of its own is started again, and its requests go on; but not after so many times
     in a row in which nobody got a token. 0: never."""
     debug: bool = False

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from quire.config.engine import EngineConfig
-from quire.config.options import Options
+from quire.config.options import AboveZero, NotNegative, Options, Positive, Seconds
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 
@@ -40,11 +40,11 @@ class LoraModule(msgspec.Struct, frozen=True):
 class ServeConfig(Options):
     host: str = "127.0.0.1"
     """Address to bind."""
-    port: int = 8000
+    port: NotNegative = 8000
     """Port to bind; 0: any free one (it is printed)."""
     uds: str | None = None
     """Unix socket to bind instead of host and port."""
-    api_server_count: int = 1
+    api_server_count: Positive = 1
     """Processes that answer HTTP, on one port and one engine. More than 1: where one process cannot write as many
     streams as the model makes tokens; each takes a core."""
     api_key: list[str] = field(default_factory=list)
@@ -82,40 +82,40 @@ class ServeConfig(Options):
     allow_runtime_lora_updating: bool = False
     """Serve POST /v1/load_lora_adapter and /v1/unload_lora_adapter: whoever may send requests may then have any adapter
     of this machine loaded."""
-    max_body_bytes: int = 32 * 1024 * 1024
+    max_body_bytes: Positive = 32 * 1024 * 1024
     """Largest request body."""
-    response_store_bytes: int = 256 * 1024 * 1024
+    response_store_bytes: NotNegative = 256 * 1024 * 1024
     """Memory for stored responses of /v1/responses, the least recently used of which go first; 0: none are stored.
     With several front ends each has its share."""
     batch_dir: str | None = None
     """Directory for the files and batches of /v1/files and /v1/batches, used by one server at a time. None:
     quire/batches in the user's cache folder."""
-    max_batch_file_bytes: int = 200 * 1024 * 1024
+    max_batch_file_bytes: Positive = 200 * 1024 * 1024
     """Largest file of /v1/files."""
-    max_batch_lines: int = 50_000
+    max_batch_lines: Positive = 50_000
     """Most requests of one batch."""
-    shutdown_grace: float = 0.0
+    shutdown_grace: Seconds = 0.0
     """Seconds after SIGTERM in which new requests are still accepted, while /readyz already says 503."""
-    shutdown_timeout: float = 30.0
+    shutdown_timeout: Seconds = 30.0
     """Seconds after the grace in which running requests may finish before they are aborted."""
-    keepalive_interval: float = 15.0
+    keepalive_interval: Seconds = 15.0
     """Seconds of silence after which a stream says that it lives (a comment, to Anthropic's clients a ping), so that
     no proxy takes it for dead; 0: it stays silent."""
-    timeout_keep_alive: float = 5.0
+    timeout_keep_alive: Seconds = 5.0
     """Seconds that a connection stays open for another request."""
-    header_timeout: float = 60.0
+    header_timeout: Seconds = 60.0
     """Seconds in which a new connection must bring its first request's line and headers, and those of a further request
     must be complete once they have begun; else HTTP 408 (nothing if nothing came); 0: no limit."""
-    body_timeout: float = 60.0
+    body_timeout: Seconds = 60.0
     """Seconds in which a request's body must bring 1 KiB a second on average, while it is read; else HTTP 408; 0: no
     limit."""
-    send_timeout: float = 60.0
+    send_timeout: Seconds = 60.0
     """Seconds after which a client that takes nothing of what is there for it is cut off, and its request aborted. A
     stream that has nothing to send may be silent for longer. 0: no limit."""
-    hang_timeout: float = 20.0
+    hang_timeout: AboveZero = 20.0
     """Seconds without a finished step, with work queued, or without an answer to a ping, after which /health and
     /readyz say 503. Of several front ends, one without a sign of life for so long is killed and started again."""
-    ping_interval: float = 5.0
+    ping_interval: Seconds = 5.0
     """Seconds of silence after which an engine, usually an idle one, is asked for a sign of life; 0: never."""
     uvicorn_log_level: str = "warning"
     """Log level of the HTTP server itself."""

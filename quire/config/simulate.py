@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.config.options import Options
+from quire.config.options import AboveZero, Options, Positive
 from quire.foundation.errors import ConfigError
 
 
@@ -17,37 +17,27 @@ class SimulateConfig(Options):
     costs: str = "h200-llama-3.1-8b"
     """What steps cost: the name of measured ones, or a file of your own (python -m benchmarks.scale.step_costs writes
     one)."""
-    gpus: int = 1
+    gpus: Positive = 1
     """GPUs in all."""
-    tp: int | None = None
+    tp: Positive | None = None
     """GPUs of a replica; None: what the costs were measured with. Others than one are reckoned from one's costs, and
     from what sums over ranks were measured to take."""
-    replicas: int | None = None
+    replicas: Positive | None = None
     """Copies of the model; None: as many as the GPUs hold."""
     policy: Literal["prefix", "round_robin"] = "prefix"
     """How requests are spread over replicas."""
-    speed: float = 1.0
+    speed: AboveZero = 1.0
     """The trace's clock: 2 lets its requests come twice as fast."""
-    max_num_seqs: int | None = None
+    max_num_seqs: Positive | None = None
     """Most requests that run at once in a replica; None: as measured."""
-    max_num_batched_tokens: int | None = None
+    max_num_batched_tokens: Positive | None = None
     """Tokens of a step; None: as measured."""
-    kv_cache_blocks: int | None = None
+    kv_cache_blocks: Positive | None = None
     """Blocks of a replica's KV cache; None: as measured."""
     offline: bool = False
     """As `LLM.generate`: nobody reads along, and nothing begins before all requests are handed over."""
     json: bool = False
     """Print JSON."""
-
-    def __post_init__(self) -> None:
-        """Raises ConfigError."""
-        super().__post_init__()
-        for name in ("gpus", "tp", "replicas", "max_num_seqs", "max_num_batched_tokens", "kv_cache_blocks"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be >= 1, got {value}", name)
-        if self.speed <= 0:
-            raise ConfigError(f"speed must be > 0, got {self.speed}", "speed")
 
     def num_replicas(self, ranks: int) -> int:
         """ranks: of a replica. Raises ConfigError for numbers that do not go together."""

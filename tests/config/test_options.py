@@ -16,11 +16,14 @@ from quire.config import resolve as resolving
 from quire.config.engine import SECTIONS, EngineConfig
 from quire.config.options import Options, option_types
 from quire.config.resolve import resolve
+from quire.config.route import RouteConfig
 from quire.config.run_batch import RunBatchConfig
 from quire.config.serve import ServeConfig
+from quire.config.simulate import SimulateConfig
+from quire.config.worker import WorkerConfig
 from quire.foundation.errors import ConfigError
 
-ALL = [*SECTIONS.values(), ServeConfig, RunBatchConfig]
+ALL = [*SECTIONS.values(), ServeConfig, RunBatchConfig, RouteConfig, SimulateConfig, WorkerConfig]
 OPTIONS = [(section, name) for section in ALL for name in option_types(section)]
 ODD: list[Any] = ["x", 3, -1, 2.5, True, [3], ["x"], {"a": 1}, {1: 2}, object(), float("nan"), torch.int8, b"x"]
 
@@ -57,6 +60,21 @@ def test_what_is_taken_is_of_its_type_and_the_rest_is_refused_by_name(section: t
             assert is_of(taken, wanted), (value, taken)
     assert len(refused) >= 5
     assert all(error.field == name and name in str(error) for error in refused)
+
+
+# What a number below all others means; of all others the least is said in the annotation.
+ANY_NUMBER = {"seed": "draws of its own"}
+NUMBERS = [(s, n) for s, n in OPTIONS if {int, float} & {option_types(s)[n], *typing.get_args(option_types(s)[n])}]
+
+
+@pytest.mark.parametrize(("section", "name"), NUMBERS, ids=lambda x: x if isinstance(x, str) else x.__name__)
+def test_a_number_that_is_too_small_is_refused_when_it_is_given(section: type, name: str) -> None:
+    if name in ANY_NUMBER:
+        assert getattr(section(**{name: -7}), name) == -7
+        return
+    with pytest.raises(ConfigError, match=rf"{name} must be .*, got -7") as caught:
+        section(**{name: -7})
+    assert caught.value.field == name
 
 
 def test_literals_say_what_they_may_be() -> None:

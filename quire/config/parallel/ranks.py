@@ -34,9 +34,6 @@ def check_ranks(runtime: RuntimeConfig, info: ModelInfo, device: str, gpus: int 
     """
     size, stages = runtime.tensor_parallel_size, runtime.pipeline_parallel_size
     shape = {_OPTION: size, _STAGES: stages, _CONTEXTS: runtime.prefill_context_parallel_size}
-    for option, value in shape.items():
-        if value < 1:
-            raise ConfigError(f"{option} must be >= 1, got {value}", option)
     if size > 1:
         _check_shares(size, info, runtime)
     if runtime.enable_expert_parallel and not _expert_keys(info):
