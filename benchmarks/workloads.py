@@ -336,9 +336,22 @@ MODELS["tiny-qwen3"] = {
 }
 
 
+# Formats in which a model is published, as its config.json says: of these models the experts alone are in codes.
+PUBLISHED: dict[tuple[str, str | None], dict[str, Any]] = {
+    ("gpt-oss-20b", "mxfp4"): {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+        ],
+    },
+}  # fmt: skip
+
+
 def config_of(model: str) -> dict[str, Any]:
     """Of a model's name, which may say how it is quantized: "llama-3.1-8b+fp8", "llama-3.1-8b+fp8+fp8kv"."""
-    return MODELS[model.partition("+")[0]]
+    name = model.partition("+")[0]
+    published = PUBLISHED.get((name, quantization_of(model)))
+    return MODELS[name] if published is None else {**MODELS[name], "quantization_config": published}
 
 
 # Of a weight, with its share of scales.
@@ -555,8 +568,10 @@ def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
         head, both = 2 * c["vocab_size"] * c["hidden_size"], 4 if state_dtype_of(model) == "bfloat16" else 8
         return int(2 * every) + head + both * batch * state, batch * context * of_number * kept
     layers, (weights, kept, _) = c["num_hidden_layers"], attention_of(model)
-    layer = weights + int(feed_forward(model, batch))
-    moved = int(BYTES[quantization_of(model)] * layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
+    of_experts = BYTES[quantization_of(model)]
+    of_attention = BYTES[None] if "quantization_config" in c else of_experts
+    layer = of_attention * weights + of_experts * int(feed_forward(model, batch))
+    moved = int(layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
     windowed = c.get("layer_types", []).count("sliding_attention")
     tokens = (layers - windowed) * context + windowed * min(context, c.get("sliding_window") or context)
     return moved, batch * of_number * kept * tokens

@@ -57,3 +57,14 @@ def test_floors_count_every_byte_and_operation() -> None:
     weights, kv = workloads.decode_bytes("deepseek-v2-lite", batch=64, context=8192)
     assert kv == 64 * 8192 * 27 * (512 + 64) * 2
     assert 30e9 < weights < 33e9  # nearly all experts are hit
+
+
+def test_a_published_format_leaves_attention_as_it_is() -> None:
+    """gpt-oss in MXFP4 has its experts in codes alone; its bytes say so."""
+    model = "gpt-oss-20b+mxfp4"
+    assert workloads.config_of(model)["quantization_config"]["quant_method"] == "mxfp4"
+    assert "quantization_config" not in workloads.config_of("gpt-oss-20b")
+    config, (attention, _, _) = workloads.config_of(model), workloads.attention_of(model)
+    experts, head = workloads.feed_forward(model, 8), 2 * config["vocab_size"] * config["hidden_size"]
+    of_layers = config["num_hidden_layers"] * (2 * attention + (0.5 + 1 / 32) * int(experts))
+    assert workloads.decode_bytes(model, 8, 256)[0] == int(of_layers) + head
