@@ -43,7 +43,26 @@ def products(hidden: int, inner: int, heads: int, kv_heads: int, dim: int, vocab
 
 def shapes() -> Iterator[Product]:
     """Of dense models of 0.1 to 100 billion weights, and their shards."""
-    for hidden in [64, 512, 576, 896, 1024, 1536, 2048, 2304, 2560, 2816, 3072, 3584, 4096, 4608, 5120, 6144, 8192]:
+    for hidden in [
+        64,
+        512,
+        576,
+        896,
+        1024,
+        1536,
+        2048,
+        2304,
+        2560,
+        2816,
+        2880,
+        3072,
+        3584,
+        4096,
+        4608,
+        5120,
+        6144,
+        8192,
+    ]:
         for ratio in (2.5, 2.67, 3, 3.5, 4, 5.4, 8):
             for heads, kv_heads, dim in ((max(hidden // 64, 1), max(hidden // 256, 1), 64), (32, 8, 128), (28, 4, 128)):
                 yield from products(hidden, int(hidden * ratio) // 8 * 8, heads, kv_heads, dim, 151936)
@@ -113,6 +132,20 @@ def test_rows_of_one_graph_size_have_one_plan() -> None:
             assert len(plans) == 1
 
 
+def test_columns_that_fill_no_turn_and_rounds_that_are_not_full_have_other_kernels() -> None:
+    """2,880 columns, and 720 programs of four outputs; 2,560 and 3,072, and 640 and 768, are as they were."""
+
+    def of_one(n: int, k: int, *, residual: bool = False) -> type[Plan]:
+        return type(plan(1, n, k, gated=False, residual=residual, bulk=True))
+
+    assert [of_one(5120, k) for k in (2560, 2880, 3072)] == [Vector, Registers, Vector]
+    assert [of_one(n, 4096, residual=True) for n in (2560, 2880, 3072)] == [Vector, Registers, Vector]
+    outputs = [
+        plan(8, n, k, gated=False, residual=False, bulk=True) for n, k in ((5120, 2880), (5120, 3072), (4096, 2880))
+    ]
+    assert outputs == [Registers(16, 128, 1, 8), Registers(32, 128, 1, 8), Registers(32, 128, 1, 8)]
+
+
 def test_no_plan_beyond_its_rows_or_without_a_gpu() -> None:
     assert plan(MAX_ROWS + 1, 4096, 4096, gated=False, residual=False, bulk=True) is None
     x, weight = torch.randn(1, 64).bfloat16(), torch.randn(64, 64).bfloat16()
@@ -126,6 +159,7 @@ ODD = {  # hidden, inner, heads, KV heads, head dimension, vocabulary
     "deep": (896, 4864, 14, 2, 64, 33000),
     "7b": (3584, 18944, 28, 4, 128, 40008),
     "14b": (5120, 17408, 40, 8, 128, 1000),
+    "20b": (2880, 2880, 64, 8, 64, 40008),
     "odd": (1352, 2088, 13, 1, 104, 1111),
 }
 

@@ -186,14 +186,22 @@ def _one_row(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
             return Registers(16, 128, 2, 4)
         return Vector(1, 2048, 4, apart=True) if k <= 4096 else Vector(2, 1024, 4, apart=True)
     if residual:
-        if n * k < 1 << 22:
+        if n * k < 1 << 22 or (k <= 4096 and _leaves_a_half(-(-n // 4))):
             return Registers(16, 128, 2, 8)
         if k <= 4096:
             return Vector(4, 2048, 8)
         return Vector(4, 2048 if k % 2048 == 0 else 1024, 4)
     if n >= MANY_OUTPUTS or k <= 1024:
-        return Vector(4, 1024, 4)
-    return Vector(8, 512, 4) if k <= 2048 else Vector(2, 2048, 4, apart=True)
+        return Vector(4, 1024, 4, apart=k > 2048)
+    if k <= 2048:
+        return Vector(8, 512, 4)
+    # Where no turn ends with K, two of 2,048 columns leave many idle.
+    return Registers(16, 128, 1, 8) if k <= 3072 and k % 512 else Vector(2, 2048, 4, apart=True)
+
+
+def _leaves_a_half(programs: int) -> bool:
+    """Whether the last round of programs, all of which are there at once, has less than half of the processors."""
+    return programs <= 8 * PROCESSORS and 2 * (programs % PROCESSORS) < PROCESSORS
 
 
 def _one_row_8_bits(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
@@ -228,7 +236,10 @@ def _few_rows(n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Pla
         return Shared(16, 128, 3, 4)
     if n >= MANY_OUTPUTS:
         return Registers(16, 128, 2, 4) if k <= 1024 else Shared(16, 64, 4, 4)
-    return Registers(32, 128, 1, 8) if k <= 3072 else Shared(16, 256, 2, 4)
+    if k > 3072:
+        return Shared(16, 256, 2, 4)
+    # A third turn that K does not fill takes registers: one program of 32 outputs on a processor, three of 16.
+    return Registers(16 if k > 2048 and k % 1024 and n > 32 * PROCESSORS else 32, 128, 1, 8)
 
 
 def _sixteen_rows(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
