@@ -29,6 +29,7 @@ NUMBERS = dict.fromkeys(("M", "N", "words_stride", "groups", "out_stride"), "i32
     {}, {"ONE": True, "NORM": True, "GATED": True, "OUTPUTS": 8}, {"ZERO": True, "GROUP": 32}, {"KIND": 3, "GROUP": 16},
     {"ZERO": True, "zero_ptr": "*fp32", "GROUP": 32}, {"ZERO": True, "zero_ptr": "*fp32", "GROUP": 32, "ONE": True},
     {"KIND": 4, "GROUP": 64}, {"OUTPUTS": 32, "COLUMNS": 16, "RESIDUAL": True},
+    {"KIND": 3, "GROUP": 32, "K": 1440, "scale_ptr": "*i16"},
 ], ids=str)  # fmt: skip
 def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     """And no number of the weight changes its thread."""
@@ -42,7 +43,7 @@ def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
     types |= {name: value for name, value in more.items() if name in types}
     aligned = [name for name in types if name not in ("M", "eps", "groups")]
-    code = assert_assembles_well(_code_rows_kernel, types, constants, aligned, tmp_path)
+    code = assert_assembles_well(_code_rows_kernel, types, constants, aligned, tmp_path, 16)
     assert code.count("st.shared") <= 12  # of the warps' sums, and of x
 
 
@@ -51,7 +52,8 @@ def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     {"rows": 16, "GATED": True}, {"rows": 64, "GATED": True}, {"GATED": True},
     {"rows": 16, "HALVES": 1, "RESIDUAL": True},
     {"rows": 32, "HALVES": 1}, {"rows": 64, "HALVES": 1, "RESIDUAL": True}, {"HALVES": 1, "RESIDUAL": True},
-    {"RESIDUAL": True}, {"KIND": 4, "GROUP": 64}, {"KIND": 3, "GROUP": 32}, {"KIND": 1, "HALVES": 1, "RESIDUAL": True},
+    {"RESIDUAL": True}, {"KIND": 4, "GROUP": 64}, {"KIND": 3, "GROUP": 32},
+    {"KIND": 3, "GROUP": 32, "TAIL": 2, "scale_ptr": "*i16"}, {"KIND": 1, "HALVES": 1, "RESIDUAL": True},
     {"dtype": "fp16", "rows": 64, "HALVES": 1}, {"dtype": "fp16", "GATED": True},
 ], ids=str)  # fmt: skip
 def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
@@ -65,14 +67,16 @@ def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) ->
     codes_of = f"i16[128, 32],{tiles.BYTES_IN_SHARED!r}" if is_bytes else f"i32[128, 16],{tiles.WORDS_IN_SHARED!r}"
     types = {
         **POINTERS, "partial_ptr": "*fp32", "counter_ptr": "*i32", "w_desc": f"tensordesc<{codes_of}>",
-        **dict.fromkeys(("M", "N", "waves", "each", "blocks", "groups"), "i32"),
+        **dict.fromkeys(("M", "N", "waves", "each", "blocks", "groups", "tail"), "i32"),
         **dict.fromkeys(("x_desc", "out_desc"), f"tensordesc<{dtype}[{rows}, 64],{swizzled!r}>"),
         "scale_ptr": f"*{dtype}",
     }  # fmt: skip
     for name in ("words_ptr", "out_ptr"):
         del types[name]
+    types |= {name: value for name, value in more.items() if name in types}
     constants = {
-        "KIND": 0, "GROUP": 128, "ZERO": False, "OUTER": False, "BIAS": False, "GATED": False, "RESIDUAL": False,
+        "TAIL": 0, "KIND": 0, "GROUP": 128, "ZERO": False, "OUTER": False, "BIAS": False, "GATED": False,
+        "RESIDUAL": False,
         "HALVES": 2, "TURN": tiles.TURN, "GROUP_M": tiles.GROUP_M, "LOG2_E": tiles.LOG2_E, "PDL": True,
         "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
     } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
@@ -143,6 +147,23 @@ class TestOnDevice:
             grouped_linear.linear(x, weight, residual=residual)
             assert_near(residual, linear_reference(x, wide, residual=start), x.dtype)
 
+    @pytest.mark.parametrize("rows", [1, 5, 12, 17, 40, 130, 700])
+    @pytest.mark.parametrize(("n", "k"), [(48, 160), (5120, 2880), (136, 4544)])
+    @pytest.mark.parametrize(("kind", "group", "scale"), [
+        ("e2m1", 32, torch.uint8), ("int4", 128, None), ("nf4", 64, None), ("int4", 32, None),
+    ])  # fmt: skip
+    def test_rows_that_end_amid_a_block(
+        self, kind: Kind, group: int, scale: torch.dtype | None, n: int, k: int, rows: int
+    ) -> None:
+        weight, x, bias, start = self.made(kind, group, None, n, k, rows, scale=scale)
+        wide, gain = codes.widened(weight, torch.float32), torch.rand(k, device="cuda").to(x.dtype)
+        found = grouped_linear.linear(x, weight, bias, norm=(gain, 1e-5))
+        assert_near(found, linear_reference(x, wide, bias, norm=(gain, 1e-5)), x.dtype)
+        assert_near(grouped_linear.linear(x, weight, gated=True), linear_reference(x, wide, gated=True), x.dtype)
+        residual = start.clone()
+        grouped_linear.linear(x, weight, residual=residual)
+        assert_near(residual, linear_reference(x, wide, residual=start), x.dtype)
+
     @pytest.mark.parametrize("rows", [9, 16, 17, 32, 33, 64, 100, 256, 300, 700])
     @pytest.mark.parametrize(("n", "k"), [(48, 128), (1008, 640), (272, 11008), (9008, 2176), (6144, 4096)])
     @pytest.mark.parametrize("gated", [False, True])
@@ -188,11 +209,11 @@ class TestOnDevice:
 
     def made(
         self, kind: Kind, group: int, zero: torch.dtype | None, n: int, k: int, rows: int,
-        dtype: torch.dtype = torch.bfloat16,
+        dtype: torch.dtype = torch.bfloat16, scale: torch.dtype | None = None,
     ) -> tuple[Codes, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
         """The weight, x [rows, k], a bias [n] and a residual [rows, n]."""
         torch.manual_seed(rows)
-        found = codes.nearest(torch.randn(n, k, device="cuda") / 8, kind, group, dtype, zero, False)
+        found = codes.nearest(torch.randn(n, k, device="cuda") / 8, kind, group, scale or dtype, zero, False)
         numbers = codes.packed(found.codes).contiguous() if kind in codes.NIBBLES else found.codes
         shifted = None if found.zero is None or not found.zero.is_floating_point() else found.zero + 0.3
         weight = Codes(kind, group, numbers, found.scale, found.zero if shifted is None else shifted)

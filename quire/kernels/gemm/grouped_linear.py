@@ -40,15 +40,15 @@ def linear(
         )
     on_gpu = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16)
     dtypes = {out_dtype or x.dtype, *(y.dtype for y in (x, out, residual) if y is not None)}
-    is_taken = on_gpu and _is_taken(weight)
+    is_taken, in_words = on_gpu and _is_taken(weight), on_gpu and _has_words(weight)
     where = out if residual is None else residual
-    tiled = is_taken and len(dtypes) == 1 and _in_own_tiles(x, weight, gated, where)
-    if not is_taken or (not tiled and len(x) > SOME_ROWS):
+    tiled = (is_taken or in_words) and len(dtypes) == 1 and _in_own_tiles(x, weight, gated, where)
+    few = in_words and not tiled and len(x) <= FEW_ROWS and _in_registers(x, weight)
+    if not (tiled or few or (is_taken and len(x) <= SOME_ROWS)):
         return plain_linear(
             x, widened(weight, x.dtype), bias,
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
         )  # fmt: skip
-    few = not tiled and len(x) <= FEW_ROWS and _in_registers(x, weight)
     if norm is not None and not (few and len(x) == 1):
         x, norm = rms_norm(x, *norm), None
     n, adds = len(weight.codes) // (2 if gated and (few or tiled) else 1), residual is not None
@@ -118,6 +118,12 @@ def _is_taken(weight: Codes) -> bool:
     from quire.kernels.gemm.triton.codes import is_taken
 
     return is_taken(weight)
+
+
+def _has_words(weight: Codes) -> bool:
+    from quire.kernels.gemm.triton.codes import has_words
+
+    return has_words(weight)
 
 
 def widened(weight: Codes, dtype: torch.dtype, wanted: torch.Tensor | None = None) -> torch.Tensor:

@@ -64,6 +64,7 @@ class Made:
 @TESTED
 @pytest.mark.parametrize("more", [
     {"BIAS": True, "ALPHA": 1.702, "LIMIT": 7.0, "SHIFT": 1.0}, {"GATED": False, "NORM": False, "ADD": True},
+    {"scale_ptr": "*i16"}, {"scale_ptr": "*i16", "GATED": False, "NORM": False, "ADD": True, "DEPTH": 3},
     {"GROUP": 16, "OUTER": True, "scale_ptr": "*fp8e4nv"},
     {"KIND": 0, "GROUP": 128, "K": 2048, "scale_ptr": "*bf16"}, {"KIND": 4, "GROUP": 64, "scale_ptr": "*fp32"},
     {"KIND": 0, "GROUP": 32, "ZERO": True, "scale_ptr": "*fp32", "zero_ptr": "*fp32"},
@@ -96,7 +97,9 @@ def test_few_choices_assemble_well(more: dict[str, Any], tmp_path: Path) -> None
     {"rows": 16}, {"rows": 64}, {}, {"rows": 16, "GATED": False, "HALVES": 1}, {"GATED": False},
     {"TAIL": 2, "ALPHA": 1.702, "LIMIT": 7.0, "SHIFT": 1.0, "BIAS": True}, {"KIND": 2, "GROUP": 128},
     {"KIND": 1, "GROUP": 32, "ZERO": True, "rows": 32, "zero_ptr": "*i8"},
-    {"KIND": 4, "GROUP": 64, "SQUARED": True, "TAIL": 1},
+    {"KIND": 4, "GROUP": 64, "SQUARED": True, "TAIL": 1}, {"scale_ptr": "*i16"},
+    {"rows": 32, "scale_ptr": "*i16", "programs": 2, "TAIL": 2},
+    {"rows": 16, "scale_ptr": "*i16", "programs": 2, "TAIL": 2, "GATED": False, "HALVES": 1},
 ], ids=str)  # fmt: skip
 def test_tiles_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     """And the matrix units are waited for to the end once in a turn, of two consumers."""
@@ -115,15 +118,17 @@ def test_tiles_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
         **dict.fromkeys(("order_ptr", "tiles_ptr"), "*i32"),
         **dict.fromkeys(("N", "last", "most", "lines", "blocks", "groups"), "i32"),
     }  # fmt: skip
+    programs = more.get("programs", 1)
+    consumer, producer, mean = tiles.REGISTERS[programs]
     constants = {
         "TAIL": 0, "KIND": 3, "GROUP": 32, "ZERO": False, "OUTER": False, "BIAS": False, "GATED": True,
         "SQUARED": False, "ALPHA": 1.0, "LIMIT": 0.0, "SHIFT": 0.0, "HALVES": 2, "TURN": dense.TURN, "PDL": True,
-        "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
+        "CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer,
     } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
     types |= {name: value for name, value in more.items() if name in types}
-    constants["STAGES"] = tiles.stages(rows, constants["HALVES"], nibbles=not is_bytes)
+    constants["STAGES"] = tiles.stages(rows, constants["HALVES"], nibbles=not is_bytes, programs=programs)
     aligned = [name for name in types if name.endswith("_ptr") or name == "N"]
-    code = assert_assembles_well(tiles._code_tiles_kernel, types, constants, aligned, tmp_path, 64)
+    code = assert_assembles_well(tiles._code_tiles_kernel, types, constants, aligned, tmp_path, 64, maxnreg=mean)
     waits = [line.split()[1] for line in code.splitlines() if "wgmma.wait_group.sync.aligned" in line]
     assert waits == 2 * [*2 * constants["HALVES"] * dense.TURN * ["1;"], "0;"]
 

@@ -41,7 +41,7 @@ from quire.kernels.gemm.triton.code_steps_sm90 import (
     shift_of,
     words_of,
 )
-from quire.kernels.gemm.triton.codes import KINDS, arguments
+from quire.kernels.gemm.triton.codes import KINDS, arguments, by_two, tail_of
 from quire.kernels.gemm.triton.parts_sm90 import collected, count, leave
 from quire.kernels.gemm.triton.pipeline_sm90 import GROUP_M, SWIZZLED, _asm, ask, hand_over, place
 from quire.kernels.triton.launch import has_pdl, num_processors
@@ -81,10 +81,10 @@ def _segment(i, parts, begin, end, blocks, whole_tiles):
 @gluon.jit
 def _consume(
     out_desc, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr,
-    partial_ptr, counter_ptr, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin, end, each, blocks, groups,
-    KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OUTER: gl.constexpr, BIAS: gl.constexpr,
-    GATED: gl.constexpr, RESIDUAL: gl.constexpr, HALVES: gl.constexpr, TURN: gl.constexpr, GROUP_M: gl.constexpr,
-    LOG2_E: gl.constexpr, PDL: gl.constexpr, NUMBER: gl.constexpr,
+    partial_ptr, counter_ptr, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin, end, each, blocks, groups, tail,
+    TAIL: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OUTER: gl.constexpr,
+    BIAS: gl.constexpr, GATED: gl.constexpr, RESIDUAL: gl.constexpr, HALVES: gl.constexpr, TURN: gl.constexpr,
+    GROUP_M: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr, NUMBER: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = full.shape[0]
     ROWS: gl.constexpr = x_tiles.shape[1]
@@ -131,17 +131,18 @@ def _consume(
                 is_end = block + j + 1 == last
                 next_line = gl.where(is_end, following, first_n)
                 next_block = gl.where(is_end, first_after, block + j + 1)
+                is_last = block + j == tail
                 mbarrier.wait(full.index(stage), parity)
                 x_early = x_tiles.index(2 * stage).permute([1, 0])
                 x_late = x_tiles.index(2 * stage + 1).permute([1, 0])
-                words = words_of(w_tiles, stage, 0, HALVES, NUMBER, KIND)
+                words = words_of(w_tiles, stage, is_last, 0, HALVES, NUMBER, KIND, TAIL)
                 for half in gl.static_range(HALVES):
                     known, known_late = known_halves(scales[0][0], scales[0][1], like, KIND, ZERO)
                     early = half_of(words, w_tiles, stage, half, HALVES, 0, NUMBER, KIND)
                     acc = multiply_step(early, known, x_early, sums[0], table_ptr, KIND, ZERO, LEFT)
                     late = half_of(words, w_tiles, stage, half, HALVES, 1, NUMBER, KIND)
                     if half + 1 < HALVES:
-                        words = words_of(w_tiles, stage, half + 1, HALVES, NUMBER, KIND)
+                        words = words_of(w_tiles, stage, is_last, half + 1, HALVES, NUMBER, KIND, TAIL)
                     acc = multiply_step(late, known_late, x_late, acc, table_ptr, KIND, ZERO, LEFT)
                     if j > 0 and half == 0:
                         mbarrier.arrive(empty.index(before), count=1)
@@ -249,14 +250,14 @@ def _produce(
                 parity ^= 1
 
 
-@gluon.jit(do_not_specialize=["M", "N", "waves", "each", "blocks", "groups"])
+@gluon.jit(do_not_specialize=["M", "N", "waves", "each", "blocks", "groups", "tail"])
 def _code_gemm_kernel(
     x_desc, w_desc, out_desc, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr, partial_ptr, counter_ptr,
-    M, N, waves, each, blocks, groups,
-    STAGES: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OUTER: gl.constexpr,
-    BIAS: gl.constexpr, GATED: gl.constexpr, RESIDUAL: gl.constexpr, HALVES: gl.constexpr, TURN: gl.constexpr,
-    GROUP_M: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr, CONSUMER_REGISTERS: gl.constexpr,
-    PRODUCER_REGISTERS: gl.constexpr,
+    M, N, waves, each, blocks, groups, tail,
+    TAIL: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr,
+    OUTER: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, RESIDUAL: gl.constexpr, HALVES: gl.constexpr,
+    TURN: gl.constexpr, GROUP_M: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = x_desc.block_type.shape[0]
     RESULTS: gl.constexpr = 1 if GATED else HALVES
@@ -292,14 +293,14 @@ def _code_gemm_kernel(
             (_consume, (
                 out_desc, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr, table_ptr,
                 bias_ptr, partial_ptr, counter_ptr, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin, end, each,
-                blocks, groups, KIND, GROUP, ZERO, OUTER, BIAS, GATED, RESIDUAL, HALVES, TURN, GROUP_M, LOG2_E, PDL,
-                FIRST,
+                blocks, groups, tail, TAIL, KIND, GROUP, ZERO, OUTER, BIAS, GATED, RESIDUAL, HALVES, TURN, GROUP_M,
+                LOG2_E, PDL, FIRST,
             )),
             (_consume, (
                 out_desc, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr, table_ptr,
                 bias_ptr, partial_ptr, counter_ptr, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin, end, each,
-                blocks, groups, KIND, GROUP, ZERO, OUTER, BIAS, GATED, RESIDUAL, HALVES, TURN, GROUP_M, LOG2_E, PDL,
-                SECOND,
+                blocks, groups, tail, TAIL, KIND, GROUP, ZERO, OUTER, BIAS, GATED, RESIDUAL, HALVES, TURN, GROUP_M,
+                LOG2_E, PDL, SECOND,
             )),
             (_produce, (
                 x_desc, w_desc, x_tiles, w_tiles, full, empty, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin,
@@ -321,7 +322,7 @@ def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None)
     most = most_rows(weight.kind, weight.group, plain=is_plain)
     if m < FEWEST_ROWS or (most is not None and m > most) or (gated and out is not None):
         return False
-    whole = weight.group >= (32 if weight.kind in NIBBLES else 16)
+    whole = weight.group >= (32 if weight.kind in NIBBLES else 16) and tail_of(weight) < 3
     moved = x.stride(1) == 1 and all(
         row * one.element_size() % 16 == 0 and one.data_ptr() % 16 == 0
         for one, row in ((x, x.stride(0)), (weight.codes, weight.codes.stride(0)), (x if out is None else out, n))
@@ -362,9 +363,9 @@ def linear(
     gated: the weight's lines are gates and then ups, the result silu(gate) · up."""
     (m, k), n = x.shape, out.shape[1]
     if m > 64:  # another number of rows may want other tiles, and nothing is to be compiled in mid-service
-        of = (x, weight.scale, weight.zero, weight.outer, bias)
+        of = (x, by_two(weight), weight.zero, weight.outer, bias)
         types = tuple(None if y is None else y.dtype for y in of)
-        built = (x.device, weight.kind, weight.group, types, gated, residual)
+        built = (x.device, weight.kind, weight.group, tail_of(weight), types, gated, residual)
         if built not in _built:
             for rows, halves in GATED_COSTS if gated else COSTS:
                 _launch(x, weight, bias, gated, residual, out, Plan(rows, halves, 0), compile_only=True)
@@ -393,18 +394,20 @@ def _launch(
     work = max(tiles - waves * processors, 0) * (blocks // TURN)
     each = -(-work // processors)
     programs = min(tiles, processors) if not work else processors if waves else -(-work // each)
-    _, scale, zero, outer, table = arguments(weight)
+    _, _, zero, outer, table = arguments(weight)
+    scale = by_two(weight)
     partial = torch.empty(programs * halves * LINES * rows if work else 1, dtype=torch.float32, device=x.device)
     pdl = has_pdl(x.device)
     given = (
         TensorDescriptor.from_tensor(x, [rows, HALF], SWIZZLED), _described(weight),
         TensorDescriptor.from_tensor(out, [rows, HALF], SWIZZLED), scale, zero, outer, table,
         x if bias is None else bias, partial, _counters(x.device, torch.cuda.current_stream(x.device).cuda_stream),
-        m, n, waves, each * TURN, blocks, scale.shape[1],
+        m, n, waves, each * TURN, blocks, scale.shape[1], k // BLOCK,
     )  # fmt: skip
     options = {
-        "STAGES": stages(how, gated=gated, nibbles=weight.kind in NIBBLES), "KIND": KINDS[weight.kind],
-        "GROUP": weight.group if scale.shape[1] > 1 else ALL_COLUMNS, "ZERO": weight.zero is not None,
+        "TAIL": tail_of(weight), "STAGES": stages(how, gated=gated, nibbles=weight.kind in NIBBLES),
+        "KIND": KINDS[weight.kind],
+        "GROUP": weight.group if weight.scale.shape[1] > 1 else ALL_COLUMNS, "ZERO": weight.zero is not None,
         "OUTER": weight.outer is not None, "BIAS": bias is not None, "GATED": gated, "RESIDUAL": residual,
         "HALVES": halves, "TURN": TURN, "GROUP_M": GROUP_M, "LOG2_E": LOG2_E, "PDL": pdl, "CONSUMER_REGISTERS": 232,
         "PRODUCER_REGISTERS": 40, "num_warps": 4, "launch_pdl": pdl,

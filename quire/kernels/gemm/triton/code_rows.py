@@ -17,8 +17,15 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.gemm.codes import Codes
-from quire.kernels.gemm.triton.code_words import factor, negated_zeros, operands, pieces, word_layout
-from quire.kernels.gemm.triton.codes import KINDS, arguments
+from quire.kernels.gemm.triton.code_words import (
+    line_factor,
+    line_scales,
+    negated_zeros,
+    operands,
+    pieces,
+    word_layout,
+)
+from quire.kernels.gemm.triton.codes import KINDS, arguments, by_two
 from quire.kernels.gemm.triton.skinny_registers import (
     _finish,
     _mma,
@@ -51,12 +58,17 @@ def _lines(first, N, OUTPUTS: gl.constexpr, USED: gl.constexpr, LINES: gl.conste
 
 
 @gluon.jit
-def _words(at, inside, share, STEP: gl.constexpr, BLOCKS: gl.constexpr):
-    """The words of each warp's block in step STEP."""
-    if (STEP + 1) * gl.num_warps() <= BLOCKS:
-        y = gl.load(at + STEP * gl.num_warps() * 16, inside, 0)
+def _words(at, inside, share, word, STEP: gl.constexpr, BLOCKS: gl.constexpr, TAIL: gl.constexpr):
+    """The words of each warp's block in step STEP. TAIL: words of a thread in a row's last block, if not all four."""
+    AHEAD: gl.constexpr = STEP * gl.num_warps()
+    if AHEAD + gl.num_warps() <= BLOCKS and (TAIL == 0 or AHEAD + gl.num_warps() < BLOCKS):
+        y = gl.load(at + (AHEAD * 16 + word), inside, 0)
+    elif TAIL == 0:
+        y = gl.load(at + (AHEAD * 16 + word), inside & (share + AHEAD < BLOCKS), 0)
     else:
-        y = gl.load(at + STEP * gl.num_warps() * 16, inside & (share + STEP * gl.num_warps() < BLOCKS), 0)
+        few = word // 4 * TAIL + gl.minimum(word % 4, TAIL - 1)
+        own = gl.where(share + AHEAD == BLOCKS - 1, few, word)
+        y = gl.load(at + (AHEAD * 16 + own), inside & (share + AHEAD < BLOCKS), 0)
     return y
 
 
@@ -126,7 +138,8 @@ def _code_rows_kernel(
     ONE: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     WARPS: gl.constexpr = gl.num_warps()
-    BLOCKS: gl.constexpr = K // 128
+    BLOCKS: gl.constexpr = (K + 127) // 128
+    TAIL: gl.constexpr = K % 128 // 32
     STEPS: gl.constexpr = (BLOCKS + WARPS - 1) // WARPS
     USED: gl.constexpr = 2 * OUTPUTS if GATED else OUTPUTS
     LINES: gl.constexpr = max(USED, 16)  # the matrix units take no fewer
@@ -141,10 +154,17 @@ def _code_rows_kernel(
     first = gl.program_id(0) * OUTPUTS
     row, inside, share = _lines(first, N, OUTPUTS, USED, LINES, WORDS)
     word = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, None, :]
-    words_at = words_ptr + row * words_stride + share * 16 + word
+    words_at = words_ptr + row * (words_stride * 4) + share * 16
+    sums_row, in_sums, sums_share = _lines(first, N, OUTPUTS, USED, LINES, MMA)
+    scales_at = sums_row * groups
+    AHEAD: gl.constexpr = scale_ptr.dtype.element_ty == gl.int16  # many a block: they are fetched with its words
+    LATER: gl.constexpr = DEPTH if AHEAD else 0
     words = ()
+    scales = ()
     for i in gl.static_range(DEPTH):
-        words += (_words(words_at, inside, share, i, BLOCKS),)
+        words += (_words(words_at, inside, share, word, i, BLOCKS, TAIL),)
+        if AHEAD:
+            scales += (line_scales(scale_ptr, scales_at, in_sums, sums_share + i * WARPS, groups, PARTS, GROUP),)
     if PDL:
         if EARLY:
             gdc_launch_dependents()
@@ -167,13 +187,17 @@ def _code_rows_kernel(
     residual = 0.0
     if RESIDUAL:
         residual = gl.load(out_at, in_out, 0.0).to(gl.float32)
-    sums_row, in_sums, sums_share = _lines(first, N, OUTPUTS, USED, LINES, MMA)
     acc = gl.zeros([WARPS, LINES, COLUMNS], gl.float32, MMA)
     for i in gl.static_range(STEPS):
         now = words[0]
         words = words[1:]
         if i + DEPTH < STEPS:
-            words += (_words(words_at, inside, share, i + DEPTH, BLOCKS),)
+            words += (_words(words_at, inside, share, word, i + DEPTH, BLOCKS, TAIL),)
+        if i + LATER < STEPS:
+            block = sums_share + (i + LATER) * WARPS
+            scales += (line_scales(scale_ptr, scales_at, in_sums, block, groups, PARTS, GROUP),)
+        times = scales[0]
+        scales = scales[1:]
         if ONE:
             x = _kept(kept, i, COLUMNS, RIGHT)
         else:
@@ -186,16 +210,14 @@ def _code_rows_kernel(
             column = gl.minimum(share + i * WARPS, BLOCKS - 1) * 128
             if PARTS > 1:
                 column += word % 4 * 32
-            less = gl.load(zero_ptr + row * groups + column // GROUP, inside, 0)
+            less = gl.load(zero_ptr + row * groups + gl.minimum(column // GROUP, groups - 1), inside, 0)
         weight = operands(now, negated_zeros(less, x.dtype, KIND), table_ptr, x.dtype, KIND, APART)
-        block = gl.minimum(sums_share + i * WARPS, BLOCKS - 1)
         weights, lines = pieces(weight, PARTS, True), pieces(x, PARTS, False)
         for part in gl.static_range(PARTS):
             nothing = gl.zeros([WARPS, LINES, COLUMNS], gl.float32, MMA)
             left = gl.convert_layout(weights[part], LEFT, assert_trivial=True)
             right = gl.convert_layout(lines[part], RIGHT, assert_trivial=True)
-            group = (block * 128 + part * (128 // PARTS)) // GROUP
-            acc += mma_v2(left, right, nothing) * factor(gl.load(scale_ptr + sums_row * groups + group, in_sums, 0.0))
+            acc += mma_v2(left, right, nothing) * line_factor(times, part)
     if OUTER:
         acc *= gl.load(outer_ptr + sums_row, in_sums, 0.0)
     _finish(
@@ -233,13 +255,14 @@ def linear(
     (m, k), n = x.shape, out.shape[1]
     how = how or plan(m, k, gated=gated, residual=residual)
     outputs = how.lines // 2 if gated else how.lines
-    codes, scale, zero, outer, table = arguments(weight)
+    codes, _, zero, outer, table = arguments(weight)
+    scale = by_two(weight)
     gain, eps = norm or (x, 0.0)
     early = m > 1  # see `skinny_registers`
     pdl = has_pdl(x.device)
     _code_rows_kernel[(triton.cdiv(n, outputs),)](
         x, codes.view(torch.int32), scale, zero, outer, table, x if bias is None else bias, gain, out, m, n,
-        x.stride(0), codes.stride(0) // 4, scale.shape[1], out.stride(0), eps, K=k, OUTPUTS=outputs,
+        x.stride(0), codes.stride(0) // 16, scale.shape[1], out.stride(0), eps, K=k, OUTPUTS=outputs,
         COLUMNS=8 if m <= 8 else 16, DEPTH=min(how.depth, triton.cdiv(k, 128 * how.warps)),
         RING=min(how.ring, triton.cdiv(k, 128 * how.warps) + 1),
         KIND=KINDS[weight.kind], GROUP=weight.group, ZERO=weight.zero is not None, OUTER=weight.outer is not None,

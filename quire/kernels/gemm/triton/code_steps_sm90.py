@@ -48,8 +48,11 @@ def scales_of(
     KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr,
 ):  # fmt: skip
     """Scales and zeros of 64 lines from `first` on, for a block or each half of it: [1, 64, 1], or of each word
-    [1, 64, 8]; for bytes [64, parts, 1]. Behind the last of `lines`, and of a line's groups, there are some."""
+    [1, 64, 8]; for bytes [64, parts, 1]. Behind the last of `lines`, and of a line's groups, there are some.
+
+    Exponents that lie by two (`codes.by_two`) are one a half, for both words of a pair."""
     PARTS: gl.constexpr = _parts(GROUP)
+    BY_TWO: gl.constexpr = scale_ptr.dtype.element_ty == gl.int16
     if is_bytes(KIND):
         parted = gl.zeros([64, 32], gl.int16, pairs_layout()).reshape([64, PARTS, 32 // PARTS])
         line = gl.arange(0, 64, gl.SliceLayout(1, gl.SliceLayout(2, parted.type.layout)))[:, None, None]
@@ -58,13 +61,13 @@ def scales_of(
     else:
         line = gl.arange(0, 64, gl.SliceLayout(0, gl.SliceLayout(2, half_layout())))[None, :, None]
         column = 0
-        if GROUP < 64:  # a word's columns are 32 in a row
+        if GROUP < 64 and not BY_TWO:  # a word's columns are 32 in a row
             column = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, half_layout())))[None, None, :] % 2 * 32
     line = gl.minimum(first + line, lines - 1) * groups
     scales = ()
     zeros = ()
     for half in gl.static_range(_halves(GROUP)):
-        at = line + gl.minimum((block * 128 + half * 64 + column) // GROUP, groups - 1)
+        at = line + gl.minimum((block * 128 + half * 64 + column) // (64 if BY_TWO else GROUP), groups - 1)
         scales += (gl.load(scale_ptr + at),)
         if ZERO:
             zeros += (gl.load(zero_ptr + at),)
@@ -77,6 +80,10 @@ def scales_of(
 def _known_of(scale, zero, like: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr):
     if is_bytes(KIND):
         known = byte_factors(scale, zero, like, KIND, ZERO)
+    elif scale.dtype == gl.int16:
+        word = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, half_layout())))[None, None, :]
+        own = (scale.to(gl.int32) >> (word % 2 * 8)) & 255
+        known = factors(own.to(gl.uint8), zero, like, KIND, ZERO)
     else:
         known = factors(scale, zero, like, KIND, ZERO)
     return known
@@ -93,13 +100,38 @@ def known_halves(scales, zeros, like: gl.constexpr, KIND: gl.constexpr, ZERO: gl
     return first, last
 
 
+@gluon.constexpr_function
+def _last_layout(tail):
+    """Of words [64, 16] of which a thread has `tail`, 1 or 2, and then nothing."""
+    words = [[0, 1 << i] for i in range(4)]
+    registers, threads = ([words[0], words[3]], words[1:3]) if tail == 2 else (words[2:], words[:2])
+    return gl.DistributedLinearLayout(
+        reg_bases=[*registers, [8, 0]], lane_bases=[*threads, [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[64, 16],
+    )  # fmt: skip
+
+
 @gluon.jit
-def words_of(w_tiles, stage, HALF: gl.constexpr, HALVES: gl.constexpr, NUMBER: gl.constexpr, KIND: gl.constexpr):
-    """Of 64 lines' block the words, if these are codes: bytes are fetched when they are wanted."""
+def _last_words(w_tiles, index, TAIL: gl.constexpr):
+    """Of 64 lines the words [1, 64, 16] of a block with 32 TAIL columns."""
+    words = w_tiles.index(index).load(_last_layout(TAIL)).reshape([1, 64, 4 // TAIL, 4, TAIL]).permute([0, 1, 3, 2, 4])
+    return gl.convert_layout(words.reshape([1, 64, 16]), word_layout(64, 4, False), assert_trivial=True)
+
+
+@gluon.jit
+def words_of(
+    w_tiles, stage, is_last, HALF: gl.constexpr, HALVES: gl.constexpr, NUMBER: gl.constexpr, KIND: gl.constexpr,
+    TAIL: gl.constexpr,
+):  # fmt: skip
+    """Of 64 lines' block the words, if these are codes: bytes are fetched when they are wanted. TAIL: words of a thread
+    in a row's last block, where that is not whole."""
     if is_bytes(KIND):
         words = 0
     else:
-        words = _words(w_tiles, 2 * HALVES * stage + 2 * HALF + NUMBER)
+        index = 2 * HALVES * stage + 2 * HALF + NUMBER
+        words = _words(w_tiles, index)
+        if TAIL > 0:
+            words = gl.where(is_last, _last_words(w_tiles, index, TAIL), words)
     return words
 
 

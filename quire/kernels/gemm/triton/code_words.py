@@ -49,10 +49,11 @@ def _integers_scaled(is_half, once):
 @gluon.constexpr_function
 def _floats(is_half, scaled):
     """The bits of e2m1 in place as a float's least exponents, times what these are too small by: exact. `scaled`: and
-    times $10."""
+    times $10; of bfloat16 both are one factor, $9."""
     kind, place, factor = ("f16x2", 9, 0x74007400) if is_half else ("bf16x2", 6, 0x7E807E80)
+    once = scaled and not is_half
     text = "{ .reg .b32 w, y, by, none; "
-    text += f"mov.b32 by, {factor:#x}; mov.b32 none, 0x80008000; "
+    text += f"mov.b32 by, {'$9' if once else hex(factor)}; mov.b32 none, 0x80008000; "
     for pair in range(4):
         left = place - 4 * pair
         text += f"shl.b32 w, $8, {left}; " if left >= 0 else f"shr.b32 w, $8, {-left}; "
@@ -60,7 +61,7 @@ def _floats(is_half, scaled):
         text += f"shl.b32 y, $8, {12 - 4 * pair}; "
         text += "lop3.b32 y, y, 0x80008000, w, 0xea; "
         text += f"fma.rn.{kind} y, y, by, none; "
-        text += f"mul.rn.{kind} y, y, $10; " if scaled else ""
+        text += f"mul.rn.{kind} y, y, $10; " if scaled and not once else ""
         text += f"mov.b32 {{${2 * pair}, ${2 * pair + 1}}}, y; "
     return text + "}"
 
@@ -160,7 +161,7 @@ def _in_columns(a, b, c, d, e, f, g, h):
 def _at_once(dtype, kind, zero):
     """Whether a code becomes an operand, scaled, in one step: the type has the exponents for it, and none has a zero of
     its own, of which the product with a scale would be rounded."""
-    return dtype == gl.bfloat16 and kind == 0 and not zero
+    return dtype == gl.bfloat16 and (kind == 3 or (kind == 0 and not zero))
 
 
 @gluon.constexpr_function
@@ -187,7 +188,7 @@ def _pair(y, like: gl.constexpr, TIMES: gl.constexpr):
 def factors(scale, zero, like: gl.constexpr, KIND: gl.constexpr, ZERO: gl.constexpr):
     """What `scaled_operands` wants to know of lines, of their scales and zeros [1, lines, 1]."""
     y = factor(scale)
-    if _at_once(like, KIND, ZERO):
+    if KIND == 0 and _at_once(like, KIND, ZERO):
         known = (_pair(y, like, 2.0**101), _pair(y, like, 2.0**97), _pair(y, like, -(2.0**-29)))
     elif KIND == 0:
         LARGE: gl.constexpr = 2.0**6 if like == gl.bfloat16 else 2.0**9
@@ -198,8 +199,10 @@ def factors(scale, zero, like: gl.constexpr, KIND: gl.constexpr, ZERO: gl.conste
             middle = gl.full(y.shape, 8.0, gl.float32, y.type.layout)
         known = (_pair(middle, like, -1 / LARGE), pair, pair)
     elif KIND == 3:
-        if scale.dtype == gl.uint8 and like == gl.bfloat16:
-            pair = gl.maximum(scale.to(gl.int32) << 7, 64) * 0x00010001  # an exponent of 8 bits in its place
+        if scale.dtype == gl.uint8 and like == gl.bfloat16:  # times 2^94; no scale is larger than 2^33
+            pair = gl.minimum(scale.to(gl.int32), 160) * 0x00800080 + 94 * 0x00800080
+        elif like == gl.bfloat16:
+            pair = _pair(y, like, 2.0**94)
         else:
             pair = _pair(y, like, 1.0)
         known = (pair, pair, pair)
@@ -276,4 +279,32 @@ def factor(scale):
         y = bits.to(gl.float32, bitcast=True)
     else:
         y = scale.to(gl.float32)
+    return y
+
+
+@gluon.jit
+def line_scales(scale_ptr, line_at, inside, block, groups, PARTS: gl.constexpr, GROUP: gl.constexpr):
+    """Scales of a block's parts, or pairs of them (`codes.by_two`), of lines whose own begin at `line_at`, to be sent
+    for with the words; behind a line's last, that."""
+    y = ()
+    if scale_ptr.dtype.element_ty == gl.int16:
+        for pair in gl.static_range(PARTS // 2):
+            y += (gl.load(scale_ptr + (line_at + gl.minimum(block * (PARTS // 2) + pair, groups - 1)), inside, 0),)
+    else:
+        for part in gl.static_range(PARTS):
+            group = gl.minimum((block * 128 + part * (128 // PARTS)) // GROUP, groups - 1)
+            y += (gl.load(scale_ptr + (line_at + group), inside, 0.0),)
+    return y
+
+
+@gluon.jit
+def line_factor(scales, PART: gl.constexpr):
+    """One of `line_scales` as float32; of exponents the least is as good as 0."""
+    if scales[0].dtype == gl.int16:
+        bits = (scales[PART // 2].to(gl.int32) << (15 if PART % 2 else 23)) & 0x7F800000
+        y = bits.to(gl.float32, bitcast=True)
+    elif scales[0].dtype == gl.uint8:
+        y = (scales[PART].to(gl.int32) << 23).to(gl.float32, bitcast=True)
+    else:
+        y = scales[PART].to(gl.float32)
     return y

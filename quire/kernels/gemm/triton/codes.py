@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.gemm.codes import BLOCK, NIBBLES, Codes, table
+from quire.kernels.gemm.codes import BLOCK, NIBBLES, WORD, Codes, table
 
 KINDS = {"int4": 0, "int8": 1, "e4m3": 2, "e2m1": 3, "nf4": 4, "fp4": 4}
 
@@ -72,8 +72,22 @@ def centred(y, zero_ptr, at, inside, ZERO: tl.constexpr, KIND: tl.constexpr):
 
 
 def is_taken(weight: Codes) -> bool:
-    """Whether kernels multiply by it: whole blocks of columns, and groups that do not cross them."""
-    return weight.columns % BLOCK == 0 and (BLOCK % weight.group == 0 or weight.group % BLOCK == 0)
+    """Whether every kernel multiplies by it: whole blocks of columns, and groups that do not cross them."""
+    return weight.columns % BLOCK == 0 and _fits(weight)
+
+
+def has_words(weight: Codes) -> bool:
+    """Whether those do that know rows whose last block has fewer words a thread."""
+    return weight.kind in NIBBLES and weight.columns % WORD == 0 and _fits(weight)
+
+
+def _fits(weight: Codes) -> bool:
+    return BLOCK % weight.group == 0 or weight.group % BLOCK == 0
+
+
+def tail_of(weight: Codes) -> int:
+    """Words of a thread in a row's last block, where that is not whole."""
+    return weight.columns % BLOCK // WORD if weight.kind in NIBBLES else 0
 
 
 def arguments(weight: Codes) -> tuple[torch.Tensor, ...]:
@@ -87,6 +101,14 @@ def arguments(weight: Codes) -> tuple[torch.Tensor, ...]:
         codes if weight.outer is None else weight.outer,
         values,
     )
+
+
+def by_two(weight: Codes) -> torch.Tensor:
+    """Its scales; exponents of 8 bits of each 32 columns as pairs, int16, where a line has an even number of them: half
+    as many loads, which count for as much as those of the codes where each touches as many lines."""
+    scale = weight.scale
+    pairs = scale.dtype == torch.uint8 and weight.group == WORD and scale.shape[-1] % 2 == 0
+    return scale.view(torch.int16) if pairs and weight.kind in NIBBLES else scale
 
 
 _tables: dict[tuple[str, torch.device], torch.Tensor] = {}

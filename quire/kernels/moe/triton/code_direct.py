@@ -20,8 +20,15 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.gemm.codes import BLOCK, NIBBLES, WORD, Codes
 from quire.kernels.gemm.triton.code_rows import _kept
-from quire.kernels.gemm.triton.code_words import negated_zeros, operands, pieces, word_layout
-from quire.kernels.gemm.triton.codes import KINDS, arguments
+from quire.kernels.gemm.triton.code_words import (
+    line_factor,
+    line_scales,
+    negated_zeros,
+    operands,
+    pieces,
+    word_layout,
+)
+from quire.kernels.gemm.triton.codes import KINDS, arguments, by_two
 from quire.kernels.gemm.triton.skinny_registers import _mma, _results, _widened
 from quire.kernels.moe.inside import Gate, Inside
 from quire.kernels.moe.triton.code_inside import gated, squared
@@ -29,11 +36,13 @@ from quire.kernels.triton.launch import has_pdl
 
 
 class Plan(NamedTuple):
-    """lines: of the weight, a program. warps: that share K. depth: blocks of each that are fetched ahead."""
+    """lines: of the weight, a program. warps: that share K. depth: blocks of each that are fetched ahead. registers: of
+    a thread at most, so that as many programs as there should be fit a processor."""
 
     lines: int
     warps: int
     depth: int
+    registers: int | None = None
 
 
 @gluon.constexpr_function
@@ -44,27 +53,41 @@ def _each(k, warps):
 
 
 @gluon.jit
-def _keep(
-    x_ptr, gain_ptr, kept, K: gl.constexpr, EACH: gl.constexpr, CHOICES: gl.constexpr, NORM: gl.constexpr,
-    BYTES: gl.constexpr,
+def _fetched(
+    x_ptr, gain_ptr, PIECES: gl.constexpr, BLOCKS: gl.constexpr, K: gl.constexpr, EACH: gl.constexpr,
+    CHOICES: gl.constexpr, NORM: gl.constexpr,
 ):  # fmt: skip
-    """The choices' rows of x one behind the other, each of EACH blocks, normed but for the factor, to `kept` [pieces,
-    2 warps, 128]; returns the sum of their squares. See `code_rows`; for bytes columns are in their order."""
-    PIECES: gl.constexpr = kept.shape[0]
-    BLOCKS: gl.constexpr = kept.shape[1]
+    """The choices' rows of x one behind the other, each of EACH blocks, in PIECES of BLOCKS; and of the norm's weight,
+    which goes along."""
     FLAT: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
     k = gl.arange(0, BLOCKS * 128, FLAT)
-    squares = gl.zeros([BLOCKS * 128], gl.float32, FLAT)
+    y = ()
     for piece in gl.static_range(PIECES):
         at = piece * BLOCKS * 128 + k
         which = at // (EACH * 128)
         column = at % (EACH * 128)
         inside = (column < K) & (which < CHOICES)
         x = gl.load(x_ptr + which * K + column, inside, 0.0)
+        gain = x
+        if NORM:
+            gain = gl.load(gain_ptr + column, inside, 0.0)
+        y += ((x, gain),)
+    return y
+
+
+@gluon.jit
+def _keep(fetched, kept, NORM: gl.constexpr, BYTES: gl.constexpr):
+    """What is `_fetched`, normed but for the factor, to `kept` [pieces, 2 warps, 128]; returns the sum of its squares.
+    See `code_rows`; for bytes columns are in their order."""
+    PIECES: gl.constexpr = kept.shape[0]
+    BLOCKS: gl.constexpr = kept.shape[1]
+    squares = gl.zeros([BLOCKS * 128], gl.float32, gl.BlockedLayout([8], [32], [gl.num_warps()], [0]))
+    for piece in gl.static_range(PIECES):
+        x = fetched[piece][0]
         if NORM:
             wide = x.to(gl.float32)
             squares += wide * wide
-            x = (wide * gl.load(gain_ptr + column, inside, 0.0).to(gl.float32)).to(x.dtype)
+            x = (wide * fetched[piece][1].to(gl.float32)).to(x.dtype)
         if BYTES:
             x = x.reshape([BLOCKS, 128])
         else:
@@ -89,16 +112,6 @@ def _of_bytes(codes, like, KIND: gl.constexpr):
         y = (shifted.to(gl.float16, bitcast=True) - 1152.0).to(gl.float32).to(like.dtype)
     else:
         y = _widened(codes, like)
-    return y
-
-
-@gluon.jit
-def _factor(scale):
-    """A scale as float32; of 8 bits without a sign it is an exponent, of which the least is as good as 0."""
-    if scale.dtype == gl.uint8:
-        y = (scale.to(gl.int32) << 23).to(gl.float32, bitcast=True)
-    else:
-        y = scale.to(gl.float32)
     return y
 
 
@@ -177,6 +190,9 @@ def _code_direct_kernel(
         x_ptr += row.to(gl.int64) * (CHOICES * K)
     experts_ptr += row * CHOICES
     share_ptr += row * CHOICES
+    PIECES: gl.constexpr = (STEPS + 1) // 2
+    if NORM:  # x is what the choices were made of: who made them has waited for it before this began
+        rows = _fetched(x_ptr, gain_ptr, PIECES, 2 * WARPS, K, EACH, CHOICES, NORM)
     if PDL and GATED:
         gdc_wait()
         gdc_launch_dependents()
@@ -196,27 +212,36 @@ def _code_direct_kernel(
     line = first + line % OUTPUTS + line // OUTPUTS * N
     word = gl.arange(0, 128 if BYTES else 16, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, None, :]
     share = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, WORDS)))[:, None, None]
-    words = ()
-    for i in gl.static_range(min(DEPTH, STEPS)):
-        which, expert, block, there = _block(share, experts_ptr, i, EACH, BLOCKS, CHOICES)
-        words += (_words(
-            words_ptr, expert, block, there & in_words, line, stride, word, i, EACH, BLOCKS, TAIL, ALL,
-            BYTES,
-        ),)  # fmt: skip
-    if PDL and not GATED:
-        gdc_wait()
-        gdc_launch_dependents()
-    kept = gl.allocate_shared_memory(
-        x_ptr.dtype.element_ty, [(STEPS + 1) // 2, 2 * WARPS, 128], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
-    squares = _keep(x_ptr, gain_ptr, kept, K, EACH, CHOICES, NORM, BYTES)
-    residual = 0.0
-    if ADD:
-        residual = gl.load(out_at, in_out, 0.0).to(gl.float32)
     of_sums = gl.arange(0, LINES, gl.SliceLayout(0, gl.SliceLayout(2, MMA)))[None, :, None]
     in_sums = (first + of_sums % OUTPUTS < N) & (of_sums < USED)
     of_sums = first + of_sums % OUTPUTS + of_sums // OUTPUTS * N
     sums_share = gl.arange(0, WARPS, gl.SliceLayout(1, gl.SliceLayout(2, MMA)))[:, None, None]
+    AHEAD: gl.constexpr = scale_ptr.dtype.element_ty == gl.int16  # many a block: they are fetched with its words
+    LATER: gl.constexpr = DEPTH if AHEAD else 0
+    words = ()
+    scales = ()
+    for i in gl.static_range(min(DEPTH, STEPS)):
+        which, expert, block, there = _block(share, experts_ptr, i, EACH, BLOCKS, CHOICES)
+        words += (_words(
+            words_ptr, expert, block, there & in_words, line, stride, word, i, EACH, BLOCKS, TAIL, ALL, BYTES,
+        ),)  # fmt: skip
+        if AHEAD:
+            which, expert, block, there = _block(sums_share, experts_ptr, i, EACH, BLOCKS, CHOICES)
+            scales += (line_scales(
+                scale_ptr, (expert * ALL + of_sums) * groups, there & in_sums, block, groups, PARTS, GROUP
+            ),)  # fmt: skip
+    if PDL and not GATED:
+        gdc_wait()
+        gdc_launch_dependents()
+    kept = gl.allocate_shared_memory(
+        x_ptr.dtype.element_ty, [PIECES, 2 * WARPS, 128], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    )
+    if not NORM:
+        rows = _fetched(x_ptr, gain_ptr, PIECES, 2 * WARPS, K, EACH, CHOICES, NORM)
+    squares = _keep(rows, kept, NORM, BYTES)
+    residual = 0.0
+    if ADD:
+        residual = gl.load(out_at, in_out, 0.0).to(gl.float32)
     acc = gl.zeros([WARPS, LINES, COLUMNS], gl.float32, MMA)
     for i in gl.static_range(STEPS):
         now = words[0]
@@ -227,6 +252,13 @@ def _code_direct_kernel(
                 words_ptr, expert, block, there & in_words, line, stride, word, i + DEPTH, EACH, BLOCKS, TAIL,
                 ALL, BYTES,
             ),)  # fmt: skip
+        if i + LATER < STEPS:
+            which, expert, block, there = _block(sums_share, experts_ptr, i + LATER, EACH, BLOCKS, CHOICES)
+            scales += (line_scales(
+                scale_ptr, (expert * ALL + of_sums) * groups, there & in_sums, block, groups, PARTS, GROUP
+            ),)  # fmt: skip
+        factors = scales[0]
+        scales = scales[1:]
         if BYTES:
             x = _row(kept, i, COLUMNS, RIGHT)
             weight = _of_bytes(now, x, KIND)
@@ -249,20 +281,12 @@ def _code_direct_kernel(
             times *= gl.load(share_ptr + which, which < CHOICES, 0.0)
         if OUTER:
             times *= gl.load(outer_ptr + of_expert, inside, 0.0)
-        if GROUP > 128:
-            scale_at = scale_ptr + (of_expert * groups + block * 128 // GROUP)
-        else:
-            scale_at = scale_ptr + (of_expert * groups + block * PARTS)
         weights, lines = pieces(weight, PARTS, True), pieces(x, PARTS, False)
         for part in gl.static_range(PARTS):
             nothing = gl.zeros([WARPS, LINES, COLUMNS], gl.float32, MMA)
             left = gl.convert_layout(weights[part], LEFT, assert_trivial=True)
             right = gl.convert_layout(lines[part], RIGHT, assert_trivial=True)
-            if TAIL > 0 and part * GROUP >= TAIL * 32:
-                scale = gl.load(scale_at + part, inside & (block < BLOCKS - 1), 0.0)
-            else:
-                scale = gl.load(scale_at + part, inside, 0.0)
-            acc += mma_v2(left, right, nothing) * (_factor(scale) * times)
+            acc += mma_v2(left, right, nothing) * (line_factor(factors, part) * times)
     parts = gl.allocate_shared_memory(gl.float32, acc.shape, gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0]), acc)
     y = gl.sum(parts.slice(0, OUTPUTS, 1).load(LAYOUT), axis=0)
     up = y
@@ -293,8 +317,11 @@ def _code_direct_kernel(
 
 def plan(weight: Codes, *, gated: bool) -> Plan:
     """As measured on an H100 for mixtures of 20B and 30B; bytes take the registers of twice as many codes."""
+    ahead = by_two(weight) is not weight.scale  # scales are on their way with the codes
     if gated:
-        return Plan(16, 4, 2)
+        return Plan(16, 4, 2, 80 if ahead else None)
+    if ahead:
+        return Plan(16, 8, 3, 128)
     return Plan(16, 8, 4 if weight.kind in NIBBLES else 2)
 
 
@@ -343,7 +370,7 @@ def _launch(
     gated: bool,
     add: bool,
 ) -> None:
-    (experts, shares), (codes, scale, zero, outer, table) = choices, arguments(weight)
+    (experts, shares), (codes, _, zero, outer, table), scale = choices, arguments(weight), by_two(weight)
     rows, n = out.shape
     gain, eps = norm or (x, 0.0)
     pdl = has_pdl(x.device)
@@ -355,5 +382,5 @@ def _launch(
         K=weight.columns, TOP_K=experts.shape[1], OUTPUTS=outputs, DEPTH=how.depth, KIND=KINDS[weight.kind],
         GROUP=weight.group, ZERO=weight.zero is not None, OUTER=weight.outer is not None, NORM=norm is not None,
         GATED=gated, SQUARED=gate.squared, BIAS=bias is not None, ADD=add, ALPHA=gate.alpha, LIMIT=gate.limit,
-        SHIFT=gate.shift, PDL=pdl, num_warps=how.warps, launch_pdl=pdl,
+        SHIFT=gate.shift, PDL=pdl, num_warps=how.warps, maxnreg=how.registers, launch_pdl=pdl,
     )  # fmt: skip

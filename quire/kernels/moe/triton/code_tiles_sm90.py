@@ -38,8 +38,7 @@ from quire.kernels.gemm.triton.code_steps_sm90 import (
     shift_of,
     words_of,
 )
-from quire.kernels.gemm.triton.code_words import word_layout
-from quire.kernels.gemm.triton.codes import KINDS, arguments
+from quire.kernels.gemm.triton.codes import KINDS, arguments, by_two, tail_of
 from quire.kernels.gemm.triton.pipeline_sm90 import SWIZZLED, follow
 from quire.kernels.moe.inside import Gate
 from quire.kernels.moe.tiling import Tiling
@@ -47,37 +46,8 @@ from quire.kernels.moe.triton.code_inside import gated, squared
 from quire.kernels.moe.triton.plan import HEIGHTS
 from quire.kernels.triton.launch import has_pdl, num_processors
 
+REGISTERS = {1: (232, 40, None), 2: (104, 24, 80)}  # by programs on a processor: a consumer's, a producer's, the mean
 _built: set[tuple[object, ...]] = set()  # what the kernel was compiled for
-
-
-@gluon.constexpr_function
-def _last_layout(tail):
-    """Of words [64, 16] of which a thread has `tail`, 1 or 2, and then nothing."""
-    words = [[0, 1 << i] for i in range(4)]
-    registers, threads = ([words[0], words[3]], words[1:3]) if tail == 2 else (words[2:], words[:2])
-    return gl.DistributedLinearLayout(
-        reg_bases=[*registers, [8, 0]], lane_bases=[*threads, [1, 0], [2, 0], [4, 0]],
-        warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[64, 16],
-    )  # fmt: skip
-
-
-@gluon.jit
-def _last_words(w_tiles, index, TAIL: gl.constexpr):
-    """Of 64 lines the words [1, 64, 16] of a block with 32 TAIL columns."""
-    words = w_tiles.index(index).load(_last_layout(TAIL)).reshape([1, 64, 4 // TAIL, 4, TAIL]).permute([0, 1, 3, 2, 4])
-    return gl.convert_layout(words.reshape([1, 64, 16]), word_layout(64, 4, False), assert_trivial=True)
-
-
-@gluon.jit
-def _words(
-    w_tiles, stage, is_last, HALF: gl.constexpr, HALVES: gl.constexpr, NUMBER: gl.constexpr, KIND: gl.constexpr,
-    TAIL: gl.constexpr,
-):  # fmt: skip
-    """See `code_steps_sm90`. TAIL: words of a thread in a row's last block, where that is not whole."""
-    words = words_of(w_tiles, stage, HALF, HALVES, NUMBER, KIND)
-    if TAIL > 0 and not is_bytes(KIND):
-        words = gl.where(is_last, _last_words(w_tiles, 2 * HALVES * stage + 2 * HALF + NUMBER, TAIL), words)
-    return words
 
 
 @gluon.jit
@@ -136,14 +106,14 @@ def _consume(
                     mbarrier.wait(full.index(stage), parity)
                     x_early = x_tiles.index(2 * stage).permute([1, 0])
                     x_late = x_tiles.index(2 * stage + 1).permute([1, 0])
-                    words = _words(w_tiles, stage, is_last, 0, HALVES, NUMBER, KIND, TAIL)
+                    words = words_of(w_tiles, stage, is_last, 0, HALVES, NUMBER, KIND, TAIL)
                     for half in gl.static_range(HALVES):
                         known, known_late = known_halves(scales[0][0], scales[0][1], like, KIND, ZERO)
                         early = half_of(words, w_tiles, stage, half, HALVES, 0, NUMBER, KIND)
                         acc = multiply_step(early, known, x_early, sums[0], table_ptr, KIND, ZERO, LEFT)
                         late = half_of(words, w_tiles, stage, half, HALVES, 1, NUMBER, KIND)
                         if half + 1 < HALVES:
-                            words = _words(w_tiles, stage, is_last, half + 1, HALVES, NUMBER, KIND, TAIL)
+                            words = words_of(w_tiles, stage, is_last, half + 1, HALVES, NUMBER, KIND, TAIL)
                         acc = multiply_step(late, known_late, x_late, acc, table_ptr, KIND, ZERO, LEFT)
                         if j > 0 and half == 0:
                             mbarrier.arrive(empty.index(before), count=1)
@@ -280,18 +250,22 @@ def takes(weight: Codes) -> bool:
     instruction's columns, or a word's, have one scale."""
     k, nibbles = weight.columns, weight.kind in NIBBLES
     group = BLOCK if weight.scale.shape[2] == 1 else weight.group
-    whole = k % (WORD if nibbles else 16) == 0 and (BLOCK % group == 0 or group % BLOCK == 0) and _tail(weight) < 3
+    whole = k % (WORD if nibbles else 16) == 0 and (BLOCK % group == 0 or group % BLOCK == 0) and tail_of(weight) < 3
     return whole and group >= (WORD if nibbles else 16) and weight.codes.is_contiguous()
 
 
-def _tail(weight: Codes) -> int:
-    """Words of a thread in a row's last block, where that is not whole."""
-    return weight.columns % BLOCK // WORD if weight.kind in NIBBLES else 0
+def programs(weight: Codes, rows: int) -> int:
+    """On a processor: two, each with half the ring, where decoding takes longer than memory and registers allow it, so
+    that more warps share the work. (Of rows of whole blocks the assembler then has products wait for one another; two
+    programs are faster all the same.)"""
+    return 2 if rows <= 32 and weight.kind in ("int4", "e2m1") and weight.zero is None else 1
 
 
-def stages(rows: int, halves: int, *, nibbles: bool) -> int:
+def stages(rows: int, halves: int, *, nibbles: bool, programs: int = 1) -> int:
     """Of the ring."""
-    return min(RING_BYTES // (rows * BLOCK * 2 + halves * LINES * (HALF if nibbles else BLOCK)), MOST_STAGES)
+    return min(
+        RING_BYTES // programs // (rows * BLOCK * 2 + halves * LINES * (HALF if nibbles else BLOCK)), MOST_STAGES
+    )
 
 
 def _described(weight: Codes) -> TensorDescriptor:
@@ -320,19 +294,21 @@ def product(
     rows, most = tiling.rows, tiling.tiles.shape[1]
     halves = 2 if twice or rows == 128 else 1
     step = LINES if twice else LINES * halves
-    _, scale, zero, outer, table = arguments(weight)
+    _, _, zero, outer, table = arguments(weight)
+    scale, on_one = by_two(weight), programs(weight, rows)
     pdl, nibbles = has_pdl(x.device), weight.kind in NIBBLES
-    grid = (min(most * triton.cdiv(n, step), num_processors(x.device)),)
+    consumer, producer, mean = REGISTERS[on_one]
+    grid = (min(most * triton.cdiv(n, step), on_one * num_processors(x.device)),)
     launch = partial(_code_tiles_kernel.warmup, grid=grid) if compile_only else _code_tiles_kernel[grid]
     launch(
         TensorDescriptor.from_tensor(x, [rows, HALF], SWIZZLED), _described(weight), scale, zero, outer, table,
         x if bias is None else bias, scale if share is None else share, tiling.order, tiling.tiles, out, n,
-        k // BLOCK, most, experts * lines, -(-k // (TURN * BLOCK)) * TURN, scale.shape[2], TAIL=_tail(weight),
-        STAGES=stages(rows, halves, nibbles=nibbles), KIND=KINDS[weight.kind],
-        GROUP=weight.group if scale.shape[2] > 1 else ALL_COLUMNS, ZERO=weight.zero is not None,
+        k // BLOCK, most, experts * lines, -(-k // (TURN * BLOCK)) * TURN, scale.shape[2], TAIL=tail_of(weight),
+        STAGES=stages(rows, halves, nibbles=nibbles, programs=on_one), KIND=KINDS[weight.kind],
+        GROUP=weight.group if weight.scale.shape[2] > 1 else ALL_COLUMNS, ZERO=weight.zero is not None,
         OUTER=weight.outer is not None, BIAS=bias is not None, GATED=gate is not None, SQUARED=of.squared,
-        ALPHA=of.alpha, LIMIT=of.limit, SHIFT=of.shift, HALVES=halves, TURN=TURN, PDL=pdl, CONSUMER_REGISTERS=232,
-        PRODUCER_REGISTERS=40, num_warps=4, launch_pdl=pdl,
+        ALPHA=of.alpha, LIMIT=of.limit, SHIFT=of.shift, HALVES=halves, TURN=TURN, PDL=pdl, CONSUMER_REGISTERS=consumer,
+        PRODUCER_REGISTERS=producer, num_warps=4, maxnreg=mean, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -347,10 +323,10 @@ def compile_once(
     gate: Gate | None,
 ) -> None:
     """All that any number of tokens will need: nothing is compiled in mid-service."""
-    of = (x, weight.scale, weight.zero, weight.outer, bias)
+    of = (x, by_two(weight), weight.zero, weight.outer, bias)
     types = tuple(None if y is None else y.dtype for y in of)
     n = out.shape[1]
-    kind = (x.device, weight.kind, weight.group, n % 16 == 0, _tail(weight), types, gate)
+    kind = (x.device, weight.kind, weight.group, n % 16 == 0, tail_of(weight), types, gate)
     if kind in _built:
         return
     _built.add(kind)
