@@ -184,6 +184,31 @@ def test_arguments_as_json_text_become_objects() -> None:
     assert normalize([{"role": "assistant", "tool_calls": [empty]}])[0]["tool_calls"][0]["function"]["arguments"] == {}
 
 
+def test_arguments_are_json_text_to_templates_that_write_them() -> None:
+    """As DeepSeek's do. The text is the client's own; an object's is JSON, not Python."""
+    begin = "{% for c in messages[0].tool_calls %}{% set a = c.function.arguments %}"
+    for arguments, text in (('{"a":  1}', '{"a":  1}'), ({"ü": None}, '{"ü": null}'), ("", "{}")):
+        call = {**CALL, "function": {"name": "add", "arguments": arguments}}
+        chat = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert render(chat, template=begin + "{{ a }}|{{ '<' + a + '>' }}|{{ a ~ '>' }}{% endfor %}") == (
+            f"{text}|<{text}>|{text}>"
+        )
+    assert render(chat, template=begin + "{{ a | tojson }}{{ a is string }}{{ a is mapping }}{% endfor %}") == (
+        "{}FalseTrue"
+    )
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_call_is_not_lost_in_templates_that_tell_it_by_content_that_is_none(content: Any) -> None:
+    chat = [{"role": "assistant", "content": content, "tool_calls": [CALL]}, {"role": "user", "content": ""}]
+    loop = "{% for m in messages %}"
+    asking = loop + "{% if m['content'] is none %}call{% endif %}{% if m['content'] is not none %}text{% endif %}"
+    aliased = loop + "{% set c = m.content %}{% if c is not none %}text{% else %}call{% endif %}"
+    assert render(chat, template=asking + "{% endfor %}") == "calltext"
+    assert render(chat, template=aliased + "{% endfor %}") == "calltext"
+    assert render(chat, template=loop + "{{ '<' + m.content + '>' }}{% endfor %}") == "<><>"
+
+
 def test_parts_are_joined_unless_the_template_reads_parts() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     chat = [{"role": "user", "content": content}]
@@ -204,9 +229,17 @@ def test_parts_are_joined_unless_the_template_reads_parts() -> None:
 )
 def test_reasoning_of_earlier_answers_reaches_the_template_under_either_name(message: dict[str, Any]) -> None:
     chat = [{"role": "assistant", **message}]
-    for name in ("reasoning", "reasoning_content"):
+    for name in ("reasoning", "reasoning_content", "thinking"):
         source = f"{{% for m in messages %}}{{{{ m.{name} }}}}: {{{{ m.content }}}}{{% endfor %}}"
         assert render(chat, template=source) == "Hm.: a"
+
+
+def test_reasoning_beside_content_and_calls_is_no_thinking() -> None:
+    """The template of gpt-oss takes a call's thinking or its content, and refuses both."""
+    source = "{{ messages[0].thinking is defined }} {{ messages[0].reasoning }}"
+    chat: dict[str, Any] = {"role": "assistant", "reasoning": "Hm.", "tool_calls": [CALL]}
+    assert render([chat], template=source) == "True Hm."
+    assert render([chat | {"content": "a"}], template=source) == "False Hm."
 
 
 def test_a_developer_is_the_system_to_templates_that_know_no_developer() -> None:

@@ -19,6 +19,26 @@ _RESERVED = ("messages", "tools", "add_generation_prompt")
 compiled = lru_cache(maxsize=16)(Template)
 
 
+class CallArguments(dict[str, Any]):
+    """Of an earlier call: an object to templates that look into it, JSON text to those that write it (DeepSeek's).
+
+    The text is the client's own, which is the model's: so it renders as it was generated.
+    """
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: object) -> str:
+        return self._text + str(other)
+
+    def __radd__(self, other: object) -> str:
+        return str(other) + self._text
+
+
 class ChatTemplate:
     """The chat templates of a model by name ("default", perhaps "tool_use"), and the special tokens they may write.
 
@@ -68,7 +88,7 @@ def render(
         )
     template = ChatTemplate(template) if isinstance(template, str) else template
     chosen = template.pick(with_tools=bool(tools))
-    chat = normalize(messages, keep_parts=chosen.wants_parts)
+    chat = normalize(messages, keep_parts=chosen.wants_parts, null_content=chosen.asks_for_null)
     if max_chars is not None and (size := sum(map(_num_chars, chat))) > max_chars:
         raise ContextLengthError.of_chars(size, max_chars)
     if "developer" not in chosen.source:
@@ -99,7 +119,7 @@ def render(
 def _num_chars(message: Mapping[str, Any]) -> int:
     """Of a message's content and reasoning."""
     content = message["content"]
-    size = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
+    size = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content or ())
     return size + len(message.get("reasoning") or "")
 
 
@@ -109,16 +129,21 @@ def continued_text(messages: Sequence[Message]) -> str:
     return content if messages[-1].get("role") == "assistant" and isinstance(content, str) else ""
 
 
-def normalize(messages: Sequence[Message], *, keep_parts: bool = False) -> list[dict[str, Any]]:
-    """Checked copies of the messages: text parts joined (unless the template reads parts), tool arguments parsed."""
+def normalize(
+    messages: Sequence[Message], *, keep_parts: bool = False, null_content: bool = False
+) -> list[dict[str, Any]]:
+    """Checked copies of the messages: text parts joined (unless the template reads parts), tool arguments parsed.
+
+    null_content: a call without content has None for it, not "".
+    """
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InputError(f"messages must be a list of messages, got {type(messages).__name__}", "messages")
     if not messages:
         raise InputError("messages must hold at least one message", "messages")
-    return [_message(message, f"messages[{i}]", keep_parts) for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]", keep_parts, null_content) for i, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str, keep_parts: bool) -> dict[str, Any]:
+def _message(message: Message, where: str, keep_parts: bool, null_content: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InputError(f"{where} must be an object with role and content, got {type(message).__name__}", where)
     role = message.get("role")
@@ -126,9 +151,13 @@ def _message(message: Message, where: str, keep_parts: bool) -> dict[str, Any]:
         raise InputError(f"{where}.role must be a non-empty string, got {shown(role)}", f"{where}.role")
     result = {**message, "content": _content(message, role, where, keep_parts)}
     if role == "assistant" and (reasoning := _reasoning(message, where)):
-        result["reasoning"] = result["reasoning_content"] = reasoning  # templates know one or the other
+        result["reasoning"] = result["reasoning_content"] = reasoning  # templates know one or the other,
+        if not (result["content"] and message.get("tool_calls")):
+            result["thinking"] = reasoning  # or this one (gpt-oss), whose template refuses it beside content and calls
     if message.get("tool_calls"):
         result["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+        if null_content:
+            result["content"] = result["content"] or None
     elif "tool_calls" in message:
         del result["tool_calls"]  # templates ask whether the key is there
     return result
@@ -207,17 +236,18 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return results
 
 
-def _arguments(arguments: Any, where: str) -> dict[str, Any]:
-    if isinstance(arguments, str):
+def _arguments(arguments: Any, where: str) -> CallArguments:
+    text = arguments if isinstance(arguments, str) else None
+    if text is not None:
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = json.loads(text) if text.strip() else None
         except (json.JSONDecodeError, RecursionError) as error:
             raise InputError(f"{where} is not valid JSON: {error}", where) from None
     if arguments is None:
-        return {}
+        return CallArguments({}, "{}")
     if not isinstance(arguments, Mapping):
         raise InputError(f"{where} must be a JSON object, got {type(arguments).__name__}", where)
-    return dict(arguments)
+    return CallArguments(arguments, json.dumps(arguments, ensure_ascii=False) if text is None else text)
 
 
 def _mark_end(message: dict[str, Any], index: int) -> None:

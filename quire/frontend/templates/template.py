@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jinja2
@@ -43,7 +43,9 @@ class Template:
         self.source = source
         environment = _Environment()
         try:
-            self.wants_parts = _loops_over_content(environment.parse(source))
+            tree = environment.parse(source)
+            self.wants_parts = _loops_over_content(tree)
+            self.asks_for_null = _asks_whether_content_is_none(tree)
             self._compiled = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {_short(error)}", "chat_template") from None
@@ -204,6 +206,18 @@ def _strftime_now(form: str) -> str:
 
 def _loops_over_content(tree: nodes.Template) -> bool:
     """Whether a loop runs over a message's content: such a template takes lists of parts, others need a string."""
+    is_content = _content_test(tree)
+    return any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+
+
+def _asks_whether_content_is_none(tree: nodes.Template) -> bool:
+    """Such a template (DeepSeek's) tells a call by that, and leaves out a call whose content is an empty text."""
+    is_content = _content_test(tree)
+    return any(test.name == "none" and is_content(test.node) for test in tree.find_all(nodes.Test))
+
+
+def _content_test(tree: nodes.Template) -> Callable[[nodes.Node | None], bool]:
+    """Whether an expression is a message's content, by name or through a variable."""
     names = {_CONTENT}
 
     def is_content(node: nodes.Node | None) -> bool:
@@ -218,4 +232,4 @@ def _loops_over_content(tree: nodes.Template) -> bool:
     for assign in tree.find_all(nodes.Assign):
         if isinstance(assign.target, nodes.Name) and is_content(assign.node):
             names.add(assign.target.name)
-    return any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
+    return is_content
