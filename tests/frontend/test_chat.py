@@ -12,6 +12,7 @@ import transformers
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.templates import limits as template_limits
 from quire.frontend.templates.chat import ChatTemplate, normalize, render
+from quire.frontend.templates.content import ContentForms
 from quire.frontend.templates.template import Template
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from tests.frontend.tokenizers_for_tests import byte_level, save_folder
@@ -124,6 +125,7 @@ PARTS_STYLE = """
 {%- endfor %}
 """
 
+PARTS = ContentForms(parts=True)
 STYLES = {"chatml": CHATML_STYLE, "llama3": LLAMA3_STYLE, "mistral": MISTRAL_STYLE, "parts": PARTS_STYLE}
 TOOLS = [{"type": "function", "function": {"name": "köchin", "parameters": {"a": ["<b>", None, 1.5], "ü": "'\""}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "ü": "<x> & 'y'"}}}
@@ -240,6 +242,8 @@ def test_reasoning_beside_content_and_calls_is_no_thinking() -> None:
     chat: dict[str, Any] = {"role": "assistant", "reasoning": "Hm.", "tool_calls": [CALL]}
     assert render([chat], template=source) == "True Hm."
     assert render([chat | {"content": "a"}], template=source) == "False Hm."
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}], "tool_calls": [CALL]}
+    assert render([thought], template=source) == "True Hm."
 
 
 def test_a_developer_is_the_system_to_templates_that_know_no_developer() -> None:
@@ -249,17 +253,38 @@ def test_a_developer_is_the_system_to_templates_that_know_no_developer() -> None
 
 
 @pytest.mark.parametrize(
-    ("source", "wants"),
+    ("source", "forms"),
     [
-        (CHATML_STYLE, False),
-        (PARTS_STYLE, True),
-        ("{% for p in messages[0]['content'] %}{% endfor %}", True),
-        ("{% for m in messages %}{% for p in m.content if p.text %}{% endfor %}{% endfor %}", True),
-        ("{% set c = messages[0].content %}{% for p in c %}{% endfor %}", True),
+        (CHATML_STYLE, ContentForms()),
+        (PARTS_STYLE, PARTS),
+        ("{% for p in messages[0]['content'] %}{% endfor %}", ContentForms(parts=True, text=False)),
+        (
+            "{% for m in messages %}{% for p in m.content if p.text %}{% endfor %}{% endfor %}",
+            ContentForms(parts=True, text=False),
+        ),
+        ("{% set c = messages[0].content %}{% for p in c %}{% endfor %}", ContentForms(parts=True, text=False)),
+        (
+            "{% for p in messages[0].content | selectattr('type', 'equalto', 'text') %}{% endfor %}",
+            ContentForms(parts=True, text=False),
+        ),
+        ("{% for p in messages[0].content if messages[0].content is not string %}{% endfor %}", PARTS),
+        ("{% if messages[0]['content'] is not none %}{% endif %}", ContentForms(null=True)),
     ],
 )
-def test_templates_that_read_parts_are_recognized(source: str, wants: bool) -> None:
-    assert Template(source).wants_parts is wants
+def test_what_templates_take_as_content_is_recognized(source: str, forms: ContentForms) -> None:
+    assert Template(source).content == forms
+
+
+@pytest.mark.parametrize("content", ["hi", [{"type": "text", "text": "hi"}]])
+def test_a_text_is_a_part_to_templates_that_know_parts_alone(content: Any) -> None:
+    """Those of LLaVA and Idefics, which would leave a text out without a word."""
+    chosen = "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p.text }}{% endfor %}"
+    looped = "{{ m.content[0].type }}{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p.text }}{% endif %}"
+    for source, text in ((chosen, "hi"), (looped + "{% endfor %}", "texthi")):
+        loop = f"{{% for m in messages %}}{source}{{% endfor %}}"
+        assert render([{"role": "user", "content": content}], template=loop) == text
+        continued = [{"role": "assistant", "content": content}]
+        assert render(continued, None, loop + "!", False, True) == text
 
 
 def test_tool_use_template_is_taken_with_tools() -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 from quire.foundation.errors import ConfigError, ContextLengthError, InputError
 from quire.foundation.shown import shown
+from quire.frontend.templates.content import ContentForms
 from quire.frontend.templates.template import Template
 from quire.frontend.text import check_text
 
 Message = Mapping[str, Any]
 _CONTINUE_MARK = "\ue000quire-continues-here\ue000 "  # private-use characters; the space shows whether it was trimmed
 _RESERVED = ("messages", "tools", "add_generation_prompt")
+TEXTS = ContentForms()
 
 compiled = lru_cache(maxsize=16)(Template)
 
@@ -88,7 +90,7 @@ def render(
         )
     template = ChatTemplate(template) if isinstance(template, str) else template
     chosen = template.pick(with_tools=bool(tools))
-    chat = normalize(messages, keep_parts=chosen.wants_parts, null_content=chosen.asks_for_null)
+    chat = normalize(messages, chosen.content)
     if max_chars is not None and (size := sum(map(_num_chars, chat))) > max_chars:
         raise ContextLengthError.of_chars(size, max_chars)
     if "developer" not in chosen.source:
@@ -118,9 +120,11 @@ def render(
 
 def _num_chars(message: Mapping[str, Any]) -> int:
     """Of a message's content and reasoning."""
-    content = message["content"]
-    size = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content or ())
-    return size + len(message.get("reasoning") or "")
+    return sum(len(part["text"]) for part in _parts(message["content"])) + len(message.get("reasoning") or "")
+
+
+def _parts(content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
 def continued_text(messages: Sequence[Message]) -> str:
@@ -129,35 +133,31 @@ def continued_text(messages: Sequence[Message]) -> str:
     return content if messages[-1].get("role") == "assistant" and isinstance(content, str) else ""
 
 
-def normalize(
-    messages: Sequence[Message], *, keep_parts: bool = False, null_content: bool = False
-) -> list[dict[str, Any]]:
-    """Checked copies of the messages: text parts joined (unless the template reads parts), tool arguments parsed.
-
-    null_content: a call without content has None for it, not "".
-    """
+def normalize(messages: Sequence[Message], forms: ContentForms = TEXTS) -> list[dict[str, Any]]:
+    """Checked copies of the messages: contents as the template takes them, tool arguments parsed."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InputError(f"messages must be a list of messages, got {type(messages).__name__}", "messages")
     if not messages:
         raise InputError("messages must hold at least one message", "messages")
-    return [_message(message, f"messages[{i}]", keep_parts, null_content) for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]", forms) for i, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str, keep_parts: bool, null_content: bool) -> dict[str, Any]:
+def _message(message: Message, where: str, forms: ContentForms) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InputError(f"{where} must be an object with role and content, got {type(message).__name__}", where)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InputError(f"{where}.role must be a non-empty string, got {shown(role)}", f"{where}.role")
-    result = {**message, "content": _content(message, role, where, keep_parts)}
+    result = {**message, "content": _content(message, role, where, forms)}
+    has_text = any(part["text"] for part in _parts(result["content"]))
     if role == "assistant" and (reasoning := _reasoning(message, where)):
         result["reasoning"] = result["reasoning_content"] = reasoning  # templates know one or the other,
-        if not (result["content"] and message.get("tool_calls")):
+        if not (has_text and message.get("tool_calls")):
             result["thinking"] = reasoning  # or this one (gpt-oss), whose template refuses it beside content and calls
     if message.get("tool_calls"):
         result["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
-        if null_content:
-            result["content"] = result["content"] or None
+        if forms.null and not has_text:
+            result["content"] = None
     elif "tool_calls" in message:
         del result["tool_calls"]  # templates ask whether the key is there
     return result
@@ -188,23 +188,23 @@ def _is_thought(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "thinking"
 
 
-def _content(message: Message, role: str, where: str, keep_parts: bool) -> str | list[dict[str, Any]]:
+def _content(message: Message, role: str, where: str, forms: ContentForms) -> str | list[dict[str, Any]]:
     content = message.get("content")
     where = f"{where}.content"
     if content is None:
         if role != "assistant":
             raise InputError(f"{where} is required for the role {shown(role)}", where)
-        return ""
+        content = ""
     if isinstance(content, str):
         check_text(content, where)
-        return content
+        return content if forms.text else _parts(content)
     if not isinstance(content, list):
         raise InputError(f"{where} must be a string or a list of text parts, got {type(content).__name__}", where)
     is_answer = role == "assistant"
     parts = [
         _text_part(part, f"{where}[{i}]") for i, part in enumerate(content) if not (is_answer and _is_thought(part))
     ]
-    return parts if keep_parts else "\n".join(part["text"] for part in parts)
+    return parts if forms.parts else "\n".join(part["text"] for part in parts)
 
 
 def _text_part(part: Any, where: str) -> dict[str, Any]:

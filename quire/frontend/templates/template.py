@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jinja2
@@ -21,10 +21,10 @@ from jinja2.visitor import NodeTransformer
 
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.templates import limits as template_limits
+from quire.frontend.templates.content import content_forms
 
 MAX_SOURCE_CHARS = 1_000_000
 MAX_REASON_CHARS = 500  # of what a template says to refuse its input
-_CONTENT = "content"
 _METERED = "_quire_metered"  # filters
 _CONCAT = "_quire_concat"
 _WIDTHS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", "round")
@@ -43,9 +43,7 @@ class Template:
         self.source = source
         environment = _Environment()
         try:
-            tree = environment.parse(source)
-            self.wants_parts = _loops_over_content(tree)
-            self.asks_for_null = _asks_whether_content_is_none(tree)
+            self.content = content_forms(environment.parse(source))
             self._compiled = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {_short(error)}", "chat_template") from None
@@ -202,34 +200,3 @@ def _raise(message: str) -> None:
 
 def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
-
-
-def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether a loop runs over a message's content: such a template takes lists of parts, others need a string."""
-    is_content = _content_test(tree)
-    return any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
-
-
-def _asks_whether_content_is_none(tree: nodes.Template) -> bool:
-    """Such a template (DeepSeek's) tells a call by that, and leaves out a call whose content is an empty text."""
-    is_content = _content_test(tree)
-    return any(test.name == "none" and is_content(test.node) for test in tree.find_all(nodes.Test))
-
-
-def _content_test(tree: nodes.Template) -> Callable[[nodes.Node | None], bool]:
-    """Whether an expression is a message's content, by name or through a variable."""
-    names = {_CONTENT}
-
-    def is_content(node: nodes.Node | None) -> bool:
-        if isinstance(node, nodes.Filter) and node.name == _METERED:
-            node = node.node
-        if isinstance(node, nodes.Getitem):
-            return isinstance(node.arg, nodes.Const) and node.arg.value == _CONTENT
-        return (isinstance(node, nodes.Getattr) and node.attr == _CONTENT) or (
-            isinstance(node, nodes.Name) and node.name in names
-        )
-
-    for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name) and is_content(assign.node):
-            names.add(assign.target.name)
-    return is_content
