@@ -12,7 +12,7 @@ import transformers
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.templates import limits as template_limits
 from quire.frontend.templates.chat import ChatTemplate, normalize, render
-from quire.frontend.templates.content import ContentForms
+from quire.frontend.templates.message_forms import MessageForms
 from quire.frontend.templates.template import Template
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from tests.frontend.tokenizers_for_tests import byte_level, save_folder
@@ -125,7 +125,7 @@ PARTS_STYLE = """
 {%- endfor %}
 """
 
-PARTS = ContentForms(parts=True)
+PARTS = MessageForms(parts=True)
 STYLES = {"chatml": CHATML_STYLE, "llama3": LLAMA3_STYLE, "mistral": MISTRAL_STYLE, "parts": PARTS_STYLE}
 TOOLS = [{"type": "function", "function": {"name": "köchin", "parameters": {"a": ["<b>", None, 1.5], "ü": "'\""}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "ü": "<x> & 'y'"}}}
@@ -255,24 +255,26 @@ def test_a_developer_is_the_system_to_templates_that_know_no_developer() -> None
 @pytest.mark.parametrize(
     ("source", "forms"),
     [
-        (CHATML_STYLE, ContentForms()),
+        (CHATML_STYLE, MessageForms()),
         (PARTS_STYLE, PARTS),
-        ("{% for p in messages[0]['content'] %}{% endfor %}", ContentForms(parts=True, text=False)),
+        ("{% for p in messages[0]['content'] %}{% endfor %}", MessageForms(parts=True, text=False)),
         (
             "{% for m in messages %}{% for p in m.content if p.text %}{% endfor %}{% endfor %}",
-            ContentForms(parts=True, text=False),
+            MessageForms(parts=True, text=False),
         ),
-        ("{% set c = messages[0].content %}{% for p in c %}{% endfor %}", ContentForms(parts=True, text=False)),
+        ("{% set c = messages[0].content %}{% for p in c %}{% endfor %}", MessageForms(parts=True, text=False)),
         (
             "{% for p in messages[0].content | selectattr('type', 'equalto', 'text') %}{% endfor %}",
-            ContentForms(parts=True, text=False),
+            MessageForms(parts=True, text=False),
         ),
         ("{% for p in messages[0].content if messages[0].content is not string %}{% endfor %}", PARTS),
-        ("{% if messages[0]['content'] is not none %}{% endif %}", ContentForms(null=True)),
+        ("{% if messages[0]['content'] is not none %}{% endif %}", MessageForms(null=True)),
+        ("{% for m in messages %}{% set tools = m.tools %}{{ tools }}{% endfor %}", MessageForms(tools=True)),
+        ("{{ messages[0]['tools'] }}{{ tools }}", MessageForms()),
     ],
 )
-def test_what_templates_take_as_content_is_recognized(source: str, forms: ContentForms) -> None:
-    assert Template(source).content == forms
+def test_what_templates_take_as_content_is_recognized(source: str, forms: MessageForms) -> None:
+    assert Template(source).forms == forms
 
 
 @pytest.mark.parametrize("content", ["hi", [{"type": "text", "text": "hi"}]])
@@ -285,6 +287,23 @@ def test_a_text_is_a_part_to_templates_that_know_parts_alone(content: Any) -> No
         assert render([{"role": "user", "content": content}], template=loop) == text
         continued = [{"role": "assistant", "content": content}]
         assert render(continued, None, loop + "!", False, True) == text
+
+
+def test_tools_reach_templates_that_read_them_of_a_message() -> None:
+    """In the manner of Phi 4 mini, which writes them, and of GLM 4, which loops over them."""
+    loop = "{% for m in messages %}<{{ m.role }}>{% if m['tools'] is defined %}"
+    writing = loop + "{{ '[' + m['tools'] + ']' }}{% endif %}{{ m.content }}{% endfor %}"
+    looping = (
+        loop + "{% for t in m['tools'] %}{{ t['function'].name }}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    tools = [{"type": "function", "function": {"name": "köchin", "parameters": {}}}]
+    as_text = '[[{"name": "köchin", "parameters": {}}]]'
+    user, system = {"role": "user", "content": "x"}, {"role": "system", "content": "s"}
+    for source, shown in ((writing, as_text), (looping, "köchin")):
+        assert render([user], tools, source) == f"<system>{shown}<user>x"
+        assert render([system, user], tools, source) == f"<system>{shown}s<user>x"
+        assert render([user], None, source) == "<user>x"
+    assert render([{**system, "tools": "own"}, user], tools, writing) == "<system>[own]s<user>x"
 
 
 def test_tool_use_template_is_taken_with_tools() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 from quire.foundation.errors import ConfigError, ContextLengthError, InputError
 from quire.foundation.shown import shown
-from quire.frontend.templates.content import ContentForms
+from quire.frontend.templates.message_forms import MessageForms
 from quire.frontend.templates.template import Template
 from quire.frontend.text import check_text
 
 Message = Mapping[str, Any]
 _CONTINUE_MARK = "\ue000quire-continues-here\ue000 "  # private-use characters; the space shows whether it was trimmed
 _RESERVED = ("messages", "tools", "add_generation_prompt")
-TEXTS = ContentForms()
+TEXTS = MessageForms()
 
 compiled = lru_cache(maxsize=16)(Template)
 
@@ -39,6 +39,14 @@ class CallArguments(dict[str, Any]):
 
     def __radd__(self, other: object) -> str:
         return str(other) + self._text
+
+
+class ToolList(list[Any]):
+    """Tools as a message's own: a list to templates that loop over it (GLM 4's), JSON text of the functions to those
+    that write it (Phi 4 mini's)."""
+
+    def __radd__(self, other: object) -> str:
+        return str(other) + json.dumps([tool["function"] for tool in self], ensure_ascii=False)
 
 
 class ChatTemplate:
@@ -90,13 +98,17 @@ def render(
         )
     template = ChatTemplate(template) if isinstance(template, str) else template
     chosen = template.pick(with_tools=bool(tools))
-    chat = normalize(messages, chosen.content)
+    chat = normalize(messages, chosen.forms)
     if max_chars is not None and (size := sum(map(_num_chars, chat))) > max_chars:
         raise ContextLengthError.of_chars(size, max_chars)
     if "developer" not in chosen.source:
         for message in chat:
             if message["role"] == "developer":
                 message["role"] = "system"  # which the template knows
+    if tools and chosen.forms.tools and not any(message.get("tools") for message in chat):
+        if chat[0]["role"] != "system":
+            chat.insert(0, {"role": "system", "content": "" if chosen.forms.text else []})
+        chat[0]["tools"] = ToolList(tools)
     if continue_final_message:
         _mark_end(chat[-1], len(chat) - 1)
     taken = [name for name in kwargs or {} if name in _RESERVED]
@@ -133,7 +145,7 @@ def continued_text(messages: Sequence[Message]) -> str:
     return content if messages[-1].get("role") == "assistant" and isinstance(content, str) else ""
 
 
-def normalize(messages: Sequence[Message], forms: ContentForms = TEXTS) -> list[dict[str, Any]]:
+def normalize(messages: Sequence[Message], forms: MessageForms = TEXTS) -> list[dict[str, Any]]:
     """Checked copies of the messages: contents as the template takes them, tool arguments parsed."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InputError(f"messages must be a list of messages, got {type(messages).__name__}", "messages")
@@ -142,7 +154,7 @@ def normalize(messages: Sequence[Message], forms: ContentForms = TEXTS) -> list[
     return [_message(message, f"messages[{i}]", forms) for i, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str, forms: ContentForms) -> dict[str, Any]:
+def _message(message: Message, where: str, forms: MessageForms) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InputError(f"{where} must be an object with role and content, got {type(message).__name__}", where)
     role = message.get("role")
@@ -188,7 +200,7 @@ def _is_thought(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "thinking"
 
 
-def _content(message: Message, role: str, where: str, forms: ContentForms) -> str | list[dict[str, Any]]:
+def _content(message: Message, role: str, where: str, forms: MessageForms) -> str | list[dict[str, Any]]:
     content = message.get("content")
     where = f"{where}.content"
     if content is None:

@@ -21,7 +21,7 @@ from jinja2.visitor import NodeTransformer
 
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.templates import limits as template_limits
-from quire.frontend.templates.content import content_forms
+from quire.frontend.templates.message_forms import message_forms
 
 MAX_SOURCE_CHARS = 1_000_000
 MAX_REASON_CHARS = 500  # of what a template says to refuse its input
@@ -43,7 +43,7 @@ class Template:
         self.source = source
         environment = _Environment()
         try:
-            self.content = content_forms(environment.parse(source))
+            self.forms = message_forms(environment.parse(source))
             self._compiled = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {_short(error)}", "chat_template") from None
