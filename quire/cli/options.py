@@ -61,6 +61,8 @@ def parse(
     )
     parsed: Any = _read_flags(flat, command, about, rest)
     values = {name: getattr(parsed, name) for name in fields}
+    if positional and not any(values[name] for name in positional):
+        _check_lists({name: values[name] for name in fields if values[name] != merged.get(name)}, positional[0])
     return values | {name: _laid_over(values[name], own) for name, own in dotted.items()}
 
 
@@ -380,6 +382,19 @@ def _lists(arguments: Sequence[str], fields: Mapping[str, tuple[type, dataclasse
         if not any(value.strip() for value in values):
             raise ConfigError(f"--{name.replace('_', '-')} needs a value", name)
     return found
+
+
+def _check_lists(values: Mapping[str, Any], missing: str) -> None:
+    """Raises ConfigError if a list has taken what was meant as the model, which then is the demo: a key, say."""
+    for name, words in values.items():
+        last = words[-1] if isinstance(words, list) and len(words) > 1 else None
+        if isinstance(last, str) and "/" in last and not any(sign in last for sign in ("://", "=", "{")):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} takes all words up to the next option, {last!r} too; give the {missing} "
+                f"before the options, or with --{missing}",
+                name,
+                code="bad-value",
+            )
 
 
 def _is_list(section: type, name: str) -> bool:

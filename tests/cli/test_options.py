@@ -49,6 +49,9 @@ def test_no_name_is_used_twice() -> None:
     [
         (["some/model"], "model", "some/model"),
         (["--port", "1", "--api-key", "a", "b", "--model", "some/model"], "model", "some/model"),
+        (["m", "--served-model-name", "a/b", "c/d"], "served_model_name", ["a/b", "c/d"]),
+        (["--lora-modules", "a=/b", '{"name": "c", "path": "/d"}'], "port", 8000),
+        (["--allowed-origins", "http://a", "http://b/"], "allowed_origins", ["http://a", "http://b/"]),
         (["--model=some/model", "--port", "1"], "port", 1),
         (["-sc.method", "ngram", "-sc.x=2"], "speculative_config", {"method": "ngram", "x": 2}),
         (["--max-model-len", "4096"], "max_model_len", 4096),
@@ -100,6 +103,8 @@ def test_flags(arguments: list[str], name: str, value: Any) -> None:
         (["-O.level=3"], "-O: optimization_level is not supported"),
         (["--nonsense", "1"], "there is no option --nonsense"),
         (["--enable-prefix-cachin"], "--enable-prefix-caching"),
+        (["--api-key", "secret", "owner/model", "--port", "1"], "--api-key takes all words up to the next option"),
+        (["--port", "1", "--served-model-name", "a", "./folder"], "before the options, or with --model"),
         (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "--hf-overrides.a.b lies inside"),
         (["--hf-overrides.a", "1", "--hf-overrides.a+", "2"], "--hf-overrides.a+ lies inside"),
     ],
