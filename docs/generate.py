@@ -40,8 +40,9 @@ TITLES = {
 HEAD = """# Options
 
 Every option is a keyword of `LLM(...)` and `AsyncLLM`, a flag of the commands that start an engine (`max_model_len` is
-`--max-model-len`), and a key of the YAML file given with `--config`. This page is generated from the option's own
-definition (`make docs`).
+`--max-model-len`), and a key of the YAML file given with `--config`. A key of an option that is a JSON object has a flag
+of its own (`--hf-overrides.rope_scaling.factor 2`; `--option.key+ VALUE` appends to a list). This page is generated from
+the option's own definition (`make docs`).
 """
 
 

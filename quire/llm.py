@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -56,9 +57,10 @@ class LLM(PoolingAPI):
 
     `model` is a local folder or a Hugging Face id; without it the demo model runs. `options` are those of the
     reference, named and typed by `EngineOptions`; `logits_processors` may hold classes as well as names. Raises
-    ConfigError for an option that is unknown or cannot work. Not for use from several threads at once.
+    ConfigError for an option that is unknown or cannot work.
 
-    `llm_engine` is the engine step by step: requests added there run along with those of `generate`.
+    Calls from several threads wait for each other: give prompts together, or use AsyncLLM, for them to run together.
+    `llm_engine` is the engine step by step, for one thread: requests added there run along with those of `generate`.
     """
 
     def __init__(self, model: str = "", **options: Unpack[EngineOptions]) -> None:
@@ -88,6 +90,7 @@ class LLM(PoolingAPI):
         self.llm_engine = engine
         self._tokenizer, self._client, self._processor = engine.tokenizer, engine.client, engine.processor
         self._request_numbers = itertools.count()
+        self._turns = threading.RLock()  # held by the thread that drives the engine
 
     def generate(
         self,
@@ -285,7 +288,11 @@ class LLM(PoolingAPI):
         self, requests: Mapping[str, list[EngineRequest]], texts: Sequence[str | None], use_tqdm: bool | ProgressFactory
     ) -> list[RequestState]:
         """requests: those of each prompt by the prompt's number, texts: of the prompts. All have finished then."""
-        with PromptProgress(len(requests), use_tqdm) as progress, deferred_interrupt() as interrupted:
+        with (
+            self._turns,
+            PromptProgress(len(requests), use_tqdm) as progress,
+            deferred_interrupt() as interrupted,
+        ):
             request_states = [
                 self._processor.add(children, number, text)
                 for (number, children), text in zip(requests.items(), texts, strict=True)
@@ -301,7 +308,8 @@ class LLM(PoolingAPI):
 
     def _adapters(self, lora_request: Adapted, prompts: Sequence[Any]) -> list[Adapter | None]:
         """Of each prompt, loaded if they were not."""
-        return [self.llm_engine.adapter_of(one) for one in _one_each(lora_request, prompts, "lora_request")]
+        with self._turns:
+            return [self.llm_engine.adapter_of(one) for one in _one_each(lora_request, prompts, "lora_request")]
 
     def _new_number(self) -> str:
         return str(next(self._request_numbers))
@@ -410,11 +418,13 @@ class LLM(PoolingAPI):
 
     def get_metrics(self) -> list[Metric]:
         """The engine's counters and gauges of now, by the names that /metrics has for them."""
-        return self.llm_engine.get_metrics()
+        with self._turns:
+            return self.llm_engine.get_metrics()
 
     def call(self, method: str, *args: Any) -> Any:
         """A utility of the core: "stats", "reset_prefix_cache", "check" …"""
-        return self._client.call(method, *args)
+        with self._turns:
+            return self._client.call(method, *args)
 
     def collective_rpc(
         self,
@@ -424,23 +434,28 @@ class LLM(PoolingAPI):
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """What each worker answers; see `LLMEngine.collective_rpc`."""
-        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+        with self._turns:
+            return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
     def apply_model(self, func: Callable[[Any], T]) -> list[T]:
         """What `func` makes of the model (a torch module) in each worker; see `LLMEngine.apply_model`."""
-        return self.llm_engine.apply_model(func)
+        with self._turns:
+            return self.llm_engine.apply_model(func)
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what the worker does; see `LLMEngine.start_profile`."""
-        self.llm_engine.start_profile(profile_prefix)
+        with self._turns:
+            self.llm_engine.start_profile(profile_prefix)
 
     def stop_profile(self) -> str | None:
         """End the recording. Returns the path of the trace, None if another program has it."""
-        return self.llm_engine.stop_profile()
+        with self._turns:
+            return self.llm_engine.stop_profile()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached KV; what is running in `llm_engine` is computed anew if asked."""
-        return self.llm_engine.reset_prefix_cache(reset_running_requests)
+        with self._turns:
+            return self.llm_engine.reset_prefix_cache(reset_running_requests)
 
     def shutdown(self) -> None:
         """Free the device. The object cannot be used afterwards."""

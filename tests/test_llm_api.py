@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,26 @@ def test_outputs_come_in_the_order_of_the_prompts(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(("prompt", "count"), [("one", 1), ([5, 6, 7], 1), ([[5, 6], [7]], 2), ([], 0)])
 def test_one_prompt_needs_no_list(tokenizer: Tokenizer, prompt: Any, count: int) -> None:
     assert len(make(tokenizer).generate(prompt, use_tqdm=False)) == count
+
+
+def test_calls_from_several_threads_wait_for_each_other(tokenizer: Tokenizer) -> None:
+    """A thread that drives the engine throws away what others asked for, which would wait for good."""
+    llm = make(tokenizer)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    found: list[tuple[str | None, int]] = []
+
+    def ask(text: str) -> None:
+        for _ in range(5):
+            [output] = llm.generate(text, params, use_tqdm=False)
+            found.append((output.prompt, len(output.outputs[0].token_ids)))
+
+    texts = [f"text {number}" for number in range(6)]
+    threads = [threading.Thread(target=ask, args=(text,), daemon=True) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(found) == sorted((text, 40) for text in texts * 5)
 
 
 def test_seeds_priorities_and_defaults(tokenizer: Tokenizer) -> None:

@@ -21,6 +21,7 @@ import msgspec
 import tyro
 
 from quire.config.engine import SECTIONS, EngineConfig
+from quire.config.options import check_option
 from quire.config.unsupported import SHORT, refusal
 from quire.foundation.errors import ConfigError
 
@@ -59,7 +60,10 @@ def parse(
         "Options", [_flag(section, field, field.name in positional, merged) for section, field in fields.values()]
     )
     parsed: Any = _read_flags(flat, command, about, rest)
-    return {name: getattr(parsed, name) | dotted[name] if name in dotted else getattr(parsed, name) for name in fields}
+    values = {name: getattr(parsed, name) for name in fields}
+    if positional and not any(values[name] for name in positional):
+        _check_lists({name: values[name] for name in fields if values[name] != merged.get(name)}, positional[0])
+    return values | {name: _laid_over(values[name], own) for name, own in dotted.items()}
 
 
 def _read_flags(flat: type, command: str, about: str, arguments: Sequence[str]) -> Any:
@@ -144,7 +148,8 @@ def _take_dotted(
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """Split `--option.key VALUE` (or `--option.key=VALUE`), one key of an option that is a JSON object, from the rest.
 
-    VALUE is JSON, or text if it is none. Raises ConfigError for a key without a value.
+    VALUE is JSON, or text if it is none; key.inner is a key of an object in it, and key+ appends to a list. Raises
+    ConfigError for a key without a value, or inside of what is no object.
     """
     found: dict[str, dict[str, Any]] = {}
     rest: list[str] = []
@@ -160,12 +165,32 @@ def _take_dotted(
         text = value if equals else next(items, None)
         if text is None:
             raise ConfigError(f"{flag} needs a value", name)
-        own = found.setdefault(name, {})
         try:
-            own[key] = msgspec.json.decode(text.encode())
-        except msgspec.MsgspecError:
-            own[key] = text
+            given = msgspec.json.decode(text.encode())
+        except (msgspec.MsgspecError, UnicodeEncodeError):
+            given = text
+        *outer, last = key.removesuffix("+").split(".")
+        own: Any = found.setdefault(name, {})
+        try:
+            for part in outer:
+                own = own.setdefault(part, {})
+            if key.endswith("+"):
+                own.setdefault(last, []).append(given)
+            else:
+                own[last] = given
+        except (AttributeError, TypeError):
+            raise ConfigError(f"{flag} lies inside of what is something else already", name) from None
     return found, rest
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects that both have are one; of all else `above` wins."""
+    both = {key: _laid_over(below[key], value) for key, value in above.items() if _is_object(value, below.get(key))}
+    return {**below, **above, **both}
+
+
+def _is_object(*values: Any) -> bool:
+    return all(isinstance(value, dict) for value in values)
 
 
 def _read_yaml(path: Path, fields: Mapping[str, tuple[type, dataclasses.Field[Any]]]) -> dict[str, Any]:
@@ -193,9 +218,9 @@ def _read_yaml(path: Path, fields: Mapping[str, tuple[type, dataclasses.Field[An
             except ValueError as error:
                 raise ConfigError(f"{path}: {name}: {error}", name) from None
         try:
-            values[name] = msgspec.convert(value, wanted)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{path}: {name}: {error}", name) from None
+            values[name] = check_option(name, value, wanted)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}", name) from None
         if name == "served_model_name" and not values[name]:
             raise ConfigError(f"{path}: {name} needs a name", name)
     return values
@@ -357,6 +382,19 @@ def _lists(arguments: Sequence[str], fields: Mapping[str, tuple[type, dataclasse
         if not any(value.strip() for value in values):
             raise ConfigError(f"--{name.replace('_', '-')} needs a value", name)
     return found
+
+
+def _check_lists(values: Mapping[str, Any], missing: str) -> None:
+    """Raises ConfigError if a list has taken what was meant as the model, which then is the demo: a key, say."""
+    for name, words in values.items():
+        last = words[-1] if isinstance(words, list) and len(words) > 1 else None
+        if isinstance(last, str) and "/" in last and not any(sign in last for sign in ("://", "=", "{")):
+            raise ConfigError(
+                f"--{name.replace('_', '-')} takes all words up to the next option, {last!r} too; give the {missing} "
+                f"before the options, or with --{missing}",
+                name,
+                code="bad-value",
+            )
 
 
 def _is_list(section: type, name: str) -> bool:

@@ -81,6 +81,14 @@ def check_option(name: str, value: Any, wanted: Any) -> Any:
         raise ConfigError(f"{name} must be {_described(wanted)}, got {shown(value)}", name) from None
     if isinstance(found, float) and not math.isfinite(found):
         raise ConfigError(f"{name} must be a finite number, got {found}", name)
+    try:
+        msgspec.msgpack.encode(found)  # as it goes to the engine's process
+    except OverflowError:
+        raise ConfigError(f"{name} must hold no number of more than 64 bits, got {shown(value)}", name) from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{name} must be text in UTF-8, got {shown(value)}", name) from None
+    except TypeError:
+        pass  # an object of a program's own
     return found
 
 

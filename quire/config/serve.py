@@ -60,7 +60,7 @@ class ServeConfig(Options):
     allowed_headers: list[str] = field(default_factory=lambda: ["*"])
     """CORS: allowed headers."""
     root_path: str = ""
-    """Path prefix when behind a proxy."""
+    """Path prefix when behind a proxy (/llm), which may cut it off or not."""
     ssl_keyfile: str | None = None
     """TLS key."""
     ssl_certfile: str | None = None
@@ -133,6 +133,12 @@ class ServeConfig(Options):
     JSON with QUIRE_LOG_JSON."""
     enable_docs: bool = False
     """Serve /docs and /openapi.json."""
+
+    @property
+    def prefix(self) -> str:
+        """The root path with a slash before it and none behind; "": there is none."""
+        parts = self.root_path.strip("/")
+        return f"/{parts}" if parts else ""
 
     def modules(self) -> list[LoraModule]:
         """The adapters to start with. Raises ConfigError for what is none."""

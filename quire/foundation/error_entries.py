@@ -80,7 +80,7 @@ STARTING = (
     Entry(
         "tls",
         "The certificate or key for TLS cannot be used.",
-        "Give both `--ssl-certfile` and `--ssl-keyfile`, in PEM, readable by the server's user.",
+        "Give both `--ssl-certfile` and `--ssl-keyfile`, in PEM, without a password, readable by the server's user.",
         fields=("ssl_certfile", "ssl_keyfile"),
     ),
     Entry(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import atexit
 import gc
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _YOUNG = 20_000  # objects more than before, for a look at the new ones; a thousand requests make some 100,000
@@ -37,27 +38,48 @@ def settle_heap() -> None:
     gc.set_threshold(_YOUNG, _MIDDLE, _MIDDLE)
 
 
-@contextmanager
-def few_whole_collections() -> Iterator[None]:
-    """While an engine runs in a user's own process: what is old is looked at a hundred times more rarely.
+class _Change:
+    """Of the process's collector, from when the first thread wants it to when none does any more."""
 
-    Such a look takes 0.1 s beside a model library's objects, in which no step is planned. A step leaves no cycles.
-    """
+    def __init__(self, make: Callable[[], Callable[[], None]]) -> None:
+        """make: changes it, and gives what undoes that."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._undo: Callable[[], None] = lambda: None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._num_inside == 0:
+                self._undo = self._make()
+            self._num_inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_inside -= 1
+                if self._num_inside == 0:
+                    self._undo()
+
+
+def _look_rarely() -> Callable[[], None]:
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, 100 * old)
-    try:
-        yield
-    finally:
-        gc.set_threshold(young, middle, old)
+    return lambda: gc.set_threshold(young, middle, old)
 
 
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """For making many objects that stay: no collection looks at them meanwhile."""
+def _do_not_look() -> Callable[[], None]:
     was_enabled = gc.isenabled()
     gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
+    return gc.enable if was_enabled else lambda: None
+
+
+few_whole_collections = _Change(_look_rarely)
+"""While an engine runs in a user's own process: what is old is looked at a hundred times more rarely.
+
+Such a look takes 0.1 s beside a model library's objects, in which no step is planned. A step leaves no cycles.
+"""
+
+no_collection = _Change(_do_not_look)
+"""For making many objects that stay: no collection looks at them meanwhile."""

@@ -80,7 +80,6 @@ def build_app(service: Service) -> FastAPI:
         docs_url="/docs" if service.serve.enable_docs else None,
         openapi_url="/openapi.json" if service.serve.enable_docs else None,
         redoc_url=None,
-        root_path=service.serve.root_path,
     )
     app.state.service = service
     app.state.batches = BatchQueue(service, app)
@@ -113,10 +112,25 @@ async def _check_generates(request: Request) -> None:
     request.app.state.service.check_generates()
 
 
-def _with_head(app: ASGIApp, root_path: str) -> ASGIApp:
+def _without_prefix(app: ASGIApp, prefix: str) -> ASGIApp:
+    """Whether a proxy has cut the prefix off or not: everything inside sees paths without it."""
+    raw = prefix.encode()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            scope["root_path"] = prefix
+            if scope["path"] == prefix or scope["path"].startswith(prefix + "/"):
+                scope["path"] = scope["path"].removeprefix(prefix) or "/"
+                scope["raw_path"] = scope["raw_path"].removeprefix(raw) or b"/"
+        await app(scope, receive, send)
+
+    return answer
+
+
+def _with_head(app: ASGIApp) -> ASGIApp:
     """HEAD is GET on every route that has none of its own; the HTTP server leaves the body out."""
     own = {
-        root_path + route.path
+        route.path
         for router in ROUTERS
         for route in router.routes
         if isinstance(route, APIRoute) and "HEAD" in (route.methods or ())
@@ -132,14 +146,14 @@ def _with_head(app: ASGIApp, root_path: str) -> ASGIApp:
 def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
     """The app as it may be shown to the world.
 
-    From the outside in: what is counted, CORS (a browser's preflight carries no key), keys, body size, HEAD, routes.
+    From the outside in: a proxy's prefix, what is counted, CORS (a browser's preflight carries no key), keys, body
+    size, HEAD, routes.
     """
     serve = service.serve
-    files = serve.root_path.rstrip("/") + "/v1/files"
-    limits = {files: serve.max_batch_file_bytes}
-    outer: ASGIApp = BodyLimitMiddleware(_with_head(app, serve.root_path.rstrip("/")), serve.max_body_bytes, limits)
+    limits = {"/v1/files": serve.max_batch_file_bytes}
+    outer: ASGIApp = BodyLimitMiddleware(_with_head(app), serve.max_body_bytes, limits)
     if keys := list(keys):
-        outer = ApiKeyMiddleware(outer, keys, serve.root_path)
+        outer = ApiKeyMiddleware(outer, keys)
     if serve.allowed_origins:
         outer = CORSMiddleware(
             outer,
@@ -150,8 +164,9 @@ def protect(app: ASGIApp, service: Service, keys: Iterable[str]) -> ASGIApp:
         )
     names = [name for _, name in name_keys(keys)]
     service.http_metrics = HttpMetrics(service.counters, routers_of(service), names)
-    return CountingMiddleware(
-        outer, service.http_metrics, serve.root_path, service.trails,
+    outer = CountingMiddleware(
+        outer, service.http_metrics, service.trails,
         writes_log=serve.enable_access_log,
         find_tracing=lambda route: service.tracing if route in ENGINE_ROUTES else None,
     )  # fmt: skip
+    return _without_prefix(outer, serve.prefix) if serve.prefix else outer

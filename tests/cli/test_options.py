@@ -49,6 +49,9 @@ def test_no_name_is_used_twice() -> None:
     [
         (["some/model"], "model", "some/model"),
         (["--port", "1", "--api-key", "a", "b", "--model", "some/model"], "model", "some/model"),
+        (["m", "--served-model-name", "a/b", "c/d"], "served_model_name", ["a/b", "c/d"]),
+        (["--lora-modules", "a=/b", '{"name": "c", "path": "/d"}'], "port", 8000),
+        (["--allowed-origins", "http://a", "http://b/"], "allowed_origins", ["http://a", "http://b/"]),
         (["--model=some/model", "--port", "1"], "port", 1),
         (["-sc.method", "ngram", "-sc.x=2"], "speculative_config", {"method": "ngram", "x": 2}),
         (["--max-model-len", "4096"], "max_model_len", 4096),
@@ -61,6 +64,13 @@ def test_no_name_is_used_twice() -> None:
         (["--hf-overrides", '{"a": {"b": [1]}}'], "hf_overrides", {"a": {"b": [1]}}),
         (["--hf-overrides.a=[1]", "--hf_overrides.b", "x.y"], "hf_overrides", {"a": [1], "b": "x.y"}),
         (["--hf-overrides", '{"a": 1}', "--hf-overrides.b", "2"], "hf_overrides", {"a": 1, "b": 2}),
+        (["--hf-overrides.a.b", "2", "--hf-overrides.a.c=d"], "hf_overrides", {"a": {"b": 2, "c": "d"}}),
+        (
+            ["--hf-overrides", '{"a": {"b": 1, "c": 1}}', "--hf-overrides.a.b", "2"],
+            "hf_overrides",
+            {"a": {"b": 2, "c": 1}},
+        ),
+        (["--hf-overrides.a.b+", "2", "--hf-overrides.a.b+=c"], "hf_overrides", {"a": {"b": [2, "c"]}}),
         (["--structured-outputs-config.backend", "xgrammar"], "structured_outputs_config", {"backend": "xgrammar"}),
         (["--cuda-graph-sizes", "1", "2"], "cuda_graph_sizes", [1, 2]),
         (["--dtype", "float16"], "dtype", "float16"),
@@ -93,6 +103,10 @@ def test_flags(arguments: list[str], name: str, value: Any) -> None:
         (["-O.level=3"], "-O: optimization_level is not supported"),
         (["--nonsense", "1"], "there is no option --nonsense"),
         (["--enable-prefix-cachin"], "--enable-prefix-caching"),
+        (["--api-key", "secret", "owner/model", "--port", "1"], "--api-key takes all words up to the next option"),
+        (["--port", "1", "--served-model-name", "a", "./folder"], "before the options, or with --model"),
+        (["--hf-overrides.a", "1", "--hf-overrides.a.b", "2"], "--hf-overrides.a.b lies inside"),
+        (["--hf-overrides.a", "1", "--hf-overrides.a+", "2"], "--hf-overrides.a+ lies inside"),
     ],
 )
 def test_a_wrong_flag_says_what_is_right(arguments: list[str], says: str) -> None:
@@ -197,13 +211,14 @@ def yaml_file(tmp_path: Path) -> Path:
 def test_a_file_holds_the_same_options_and_the_command_line_wins(yaml_file: Path) -> None:
     yaml_file.write_text(
         "model: from/file\nmax-model-len: 4K\nport: 9000\napi_key: [a, b]\nhf_overrides: {x: 1}\n"
-        "enable_prefix_caching: false\nseed: 3\nshutdown_timeout: 5\ndownload_dir: null\n"
+        "enable_prefix_caching: false\nseed: 3\nshutdown_timeout: 5\ndownload_dir: null\nserved-model-name: one\n"
     )
     values = parse("--config", str(yaml_file), "--seed", "4")
     assert values["model"] == "from/file"
     assert values["max_model_len"] == 4096
     assert (values["port"], values["seed"], values["shutdown_timeout"]) == (9000, 4, 5.0)
     assert (values["api_key"], values["hf_overrides"]) == (["a", "b"], {"x": 1})
+    assert values["served_model_name"] == ["one"]
     assert values["enable_prefix_caching"] is False
     assert parse(f"--config={yaml_file}", "from/line")["model"] == "from/line"
 

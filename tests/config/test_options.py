@@ -108,6 +108,20 @@ def test_what_is_meant_is_taken(name: str, given: Any, taken: Any) -> None:
     assert type(found) is type(taken)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        ("seed", 10**20, "seed must hold no number of more than 64 bits"),
+        ("hf_overrides", {"a": [-(10**20)]}, "hf_overrides must hold no number of more than 64 bits"),
+        ("served_model_name", ["m\udcc3"], "served_model_name must be text in UTF-8"),
+        ("model", "m\udcc3", "model must be text in UTF-8"),
+    ],
+)
+def test_what_no_other_process_could_be_told_is_refused_by_name(name: str, given: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        EngineConfig.from_flat(**{name: given})
+
+
 def test_defaults_are_of_their_own_types() -> None:
     for section in ALL:
         made = section()

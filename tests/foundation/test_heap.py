@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 
@@ -38,6 +39,21 @@ def test_whole_collections_are_as_frequent_as_before_once_the_work_is_done() -> 
     with pytest.raises(ValueError, match="oops"), few_whole_collections():
         raise ValueError("oops")
     assert gc.get_threshold() == before
+
+
+def test_it_is_as_before_when_the_last_of_several_that_overlap_has_left() -> None:
+    """As of threads: who comes second must not take the first's change for what was there before."""
+    before = gc.get_threshold()
+    with ExitStack() as first, ExitStack() as second:
+        for one in (first, second):
+            one.enter_context(no_collection())
+            one.enter_context(few_whole_collections())
+        first.close()
+        assert not gc.isenabled()
+        assert gc.get_threshold() == (*before[:2], 100 * before[2])
+        second.close()
+        assert gc.isenabled()
+        assert gc.get_threshold() == before
 
 
 def test_a_settled_heap_is_not_looked_at_and_new_garbage_still_goes() -> None:

@@ -12,6 +12,7 @@ import transformers
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.templates import limits as template_limits
 from quire.frontend.templates.chat import ChatTemplate, normalize, render
+from quire.frontend.templates.message_forms import MessageForms
 from quire.frontend.templates.template import Template
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from tests.frontend.tokenizers_for_tests import byte_level, save_folder
@@ -124,6 +125,7 @@ PARTS_STYLE = """
 {%- endfor %}
 """
 
+PARTS = MessageForms(parts=True)
 STYLES = {"chatml": CHATML_STYLE, "llama3": LLAMA3_STYLE, "mistral": MISTRAL_STYLE, "parts": PARTS_STYLE}
 TOOLS = [{"type": "function", "function": {"name": "köchin", "parameters": {"a": ["<b>", None, 1.5], "ü": "'\""}}}]
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "ü": "<x> & 'y'"}}}
@@ -184,6 +186,31 @@ def test_arguments_as_json_text_become_objects() -> None:
     assert normalize([{"role": "assistant", "tool_calls": [empty]}])[0]["tool_calls"][0]["function"]["arguments"] == {}
 
 
+def test_arguments_are_json_text_to_templates_that_write_them() -> None:
+    """As DeepSeek's do. The text is the client's own; an object's is JSON, not Python."""
+    begin = "{% for c in messages[0].tool_calls %}{% set a = c.function.arguments %}"
+    for arguments, text in (('{"a":  1}', '{"a":  1}'), ({"ü": None}, '{"ü": null}'), ("", "{}")):
+        call = {**CALL, "function": {"name": "add", "arguments": arguments}}
+        chat = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert render(chat, template=begin + "{{ a }}|{{ '<' + a + '>' }}|{{ a ~ '>' }}{% endfor %}") == (
+            f"{text}|<{text}>|{text}>"
+        )
+    assert render(chat, template=begin + "{{ a | tojson }}{{ a is string }}{{ a is mapping }}{% endfor %}") == (
+        "{}FalseTrue"
+    )
+
+
+@pytest.mark.parametrize("content", [None, "", []])
+def test_a_call_is_not_lost_in_templates_that_tell_it_by_content_that_is_none(content: Any) -> None:
+    chat = [{"role": "assistant", "content": content, "tool_calls": [CALL]}, {"role": "user", "content": ""}]
+    loop = "{% for m in messages %}"
+    asking = loop + "{% if m['content'] is none %}call{% endif %}{% if m['content'] is not none %}text{% endif %}"
+    aliased = loop + "{% set c = m.content %}{% if c is not none %}text{% else %}call{% endif %}"
+    assert render(chat, template=asking + "{% endfor %}") == "calltext"
+    assert render(chat, template=aliased + "{% endfor %}") == "calltext"
+    assert render(chat, template=loop + "{{ '<' + m.content + '>' }}{% endfor %}") == "<><>"
+
+
 def test_parts_are_joined_unless_the_template_reads_parts() -> None:
     content = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     chat = [{"role": "user", "content": content}]
@@ -204,9 +231,19 @@ def test_parts_are_joined_unless_the_template_reads_parts() -> None:
 )
 def test_reasoning_of_earlier_answers_reaches_the_template_under_either_name(message: dict[str, Any]) -> None:
     chat = [{"role": "assistant", **message}]
-    for name in ("reasoning", "reasoning_content"):
+    for name in ("reasoning", "reasoning_content", "thinking"):
         source = f"{{% for m in messages %}}{{{{ m.{name} }}}}: {{{{ m.content }}}}{{% endfor %}}"
         assert render(chat, template=source) == "Hm.: a"
+
+
+def test_reasoning_beside_content_and_calls_is_no_thinking() -> None:
+    """The template of gpt-oss takes a call's thinking or its content, and refuses both."""
+    source = "{{ messages[0].thinking is defined }} {{ messages[0].reasoning }}"
+    chat: dict[str, Any] = {"role": "assistant", "reasoning": "Hm.", "tool_calls": [CALL]}
+    assert render([chat], template=source) == "True Hm."
+    assert render([chat | {"content": "a"}], template=source) == "False Hm."
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}], "tool_calls": [CALL]}
+    assert render([thought], template=source) == "True Hm."
 
 
 def test_a_developer_is_the_system_to_templates_that_know_no_developer() -> None:
@@ -216,17 +253,57 @@ def test_a_developer_is_the_system_to_templates_that_know_no_developer() -> None
 
 
 @pytest.mark.parametrize(
-    ("source", "wants"),
+    ("source", "forms"),
     [
-        (CHATML_STYLE, False),
-        (PARTS_STYLE, True),
-        ("{% for p in messages[0]['content'] %}{% endfor %}", True),
-        ("{% for m in messages %}{% for p in m.content if p.text %}{% endfor %}{% endfor %}", True),
-        ("{% set c = messages[0].content %}{% for p in c %}{% endfor %}", True),
+        (CHATML_STYLE, MessageForms()),
+        (PARTS_STYLE, PARTS),
+        ("{% for p in messages[0]['content'] %}{% endfor %}", MessageForms(parts=True, text=False)),
+        (
+            "{% for m in messages %}{% for p in m.content if p.text %}{% endfor %}{% endfor %}",
+            MessageForms(parts=True, text=False),
+        ),
+        ("{% set c = messages[0].content %}{% for p in c %}{% endfor %}", MessageForms(parts=True, text=False)),
+        (
+            "{% for p in messages[0].content | selectattr('type', 'equalto', 'text') %}{% endfor %}",
+            MessageForms(parts=True, text=False),
+        ),
+        ("{% for p in messages[0].content if messages[0].content is not string %}{% endfor %}", PARTS),
+        ("{% if messages[0]['content'] is not none %}{% endif %}", MessageForms(null=True)),
+        ("{% for m in messages %}{% set tools = m.tools %}{{ tools }}{% endfor %}", MessageForms(tools=True)),
+        ("{{ messages[0]['tools'] }}{{ tools }}", MessageForms()),
     ],
 )
-def test_templates_that_read_parts_are_recognized(source: str, wants: bool) -> None:
-    assert Template(source).wants_parts is wants
+def test_what_templates_take_as_content_is_recognized(source: str, forms: MessageForms) -> None:
+    assert Template(source).forms == forms
+
+
+@pytest.mark.parametrize("content", ["hi", [{"type": "text", "text": "hi"}]])
+def test_a_text_is_a_part_to_templates_that_know_parts_alone(content: Any) -> None:
+    """Those of LLaVA and Idefics, which would leave a text out without a word."""
+    chosen = "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p.text }}{% endfor %}"
+    looped = "{{ m.content[0].type }}{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p.text }}{% endif %}"
+    for source, text in ((chosen, "hi"), (looped + "{% endfor %}", "texthi")):
+        loop = f"{{% for m in messages %}}{source}{{% endfor %}}"
+        assert render([{"role": "user", "content": content}], template=loop) == text
+        continued = [{"role": "assistant", "content": content}]
+        assert render(continued, None, loop + "!", False, True) == text
+
+
+def test_tools_reach_templates_that_read_them_of_a_message() -> None:
+    """In the manner of Phi 4 mini, which writes them, and of GLM 4, which loops over them."""
+    loop = "{% for m in messages %}<{{ m.role }}>{% if m['tools'] is defined %}"
+    writing = loop + "{{ '[' + m['tools'] + ']' }}{% endif %}{{ m.content }}{% endfor %}"
+    looping = (
+        loop + "{% for t in m['tools'] %}{{ t['function'].name }}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    tools = [{"type": "function", "function": {"name": "köchin", "parameters": {}}}]
+    as_text = '[[{"name": "köchin", "parameters": {}}]]'
+    user, system = {"role": "user", "content": "x"}, {"role": "system", "content": "s"}
+    for source, shown in ((writing, as_text), (looping, "köchin")):
+        assert render([user], tools, source) == f"<system>{shown}<user>x"
+        assert render([system, user], tools, source) == f"<system>{shown}s<user>x"
+        assert render([user], None, source) == "<user>x"
+    assert render([{**system, "tools": "own"}, user], tools, writing) == "<system>[own]s<user>x"
 
 
 def test_tool_use_template_is_taken_with_tools() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,3 +142,27 @@ def test_a_preflight_needs_no_key_but_the_request_does() -> None:
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == "https://example.org"
         assert served.client.post("/v1/completions", headers=headers, json={"prompt": "a"}).status_code == 401
+
+
+@pytest.mark.parametrize("given", ["/llm", "llm", "/llm/"])
+def test_behind_a_proxy_a_prefix_may_be_cut_off_or_not(given: str) -> None:
+    """The limits of routes, keys, open pages and counts are the same either way."""
+    options = {"root_path": given, "max_body_bytes": 1000, "enable_docs": True}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with echo_server(keys=KEYS, **options) as served:
+            for prefix in ("", "/llm"):
+                key = {"Authorization": "Bearer key-one"}
+                assert served.client.get(f"{prefix}/livez").status_code == 200
+                assert served.client.get(f"{prefix}/dashboard").status_code == 200
+                assert served.client.get(f"{prefix}/v1/models").status_code == 401
+                assert served.client.get(f"{prefix}/v1/models", headers=key).status_code == 200
+                assert served.client.head(f"{prefix}/v1/models", headers=key).status_code == 200
+                long = served.client.post(f"{prefix}/v1/completions", headers=key, json={"prompt": "a" * 1000})
+                assert long.status_code == 413
+                upload = {"file": ("a.jsonl", b"{}" * 1000), "purpose": (None, "other")}
+                assert served.client.post(f"{prefix}/v1/files", headers=key, files=upload).status_code == 400
+                assert '"/llm/openapi.json"' in served.client.get(f"{prefix}/docs", headers=key).text.replace("'", '"')
+            assert served.client.get("/llmx/v1/models", headers=key).status_code == 404
+            counted = served.client.get("/metrics", headers=key).text
+            assert 'handler="/v1/models",method="GET",status="2xx"} 2.0' in counted

@@ -235,8 +235,11 @@ def test_templates_tools_and_variables_are_the_operators_unless_trusted(plain: S
             ({"tools": TOOLS}, "red False"),
             ({"tools": TOOLS, "tool_choice": "none"}, "red True"),
             (
-                {"chat_template": "{{ reasoning_effort }} {{ enable_thinking }}", "reasoning_effort": "none"},
-                "none False",
+                {
+                    "chat_template": "{{ reasoning_effort }} {{ enable_thinking }} {{ thinking }}",
+                    "reasoning_effort": "none",
+                },
+                "none False False",
             ),
         ):
             reply = served.client.post("/v1/chat/completions", json=own | change)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -16,7 +19,11 @@ import httpx
 import psutil
 import pytest
 
+from quire.config.serve import ServeConfig
+from quire.foundation.errors import ConfigError
+from quire.server.http.listener import bind
 from quire.server.processes import banner
+from tests.server.conftest import echo_server
 from tests.server.process import PATIENCE, ServerProcess, server_process, status_of, wait_until
 
 ECHO = "tests.server.echo_process"
@@ -161,6 +168,46 @@ def test_a_busy_port_is_said_at_once() -> None:
             assert server.exit_code() == 2
             assert wait_until(lambda: "cannot listen" in "".join(server.err))
             assert "in use" in "".join(server.err)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """a.key and a.pem, b.key and b.pem, and locked.key, which is a.key with a password."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the command openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    new = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {0}.key -out {0}.pem"
+    for command in (
+        new.format("a"),
+        new.format("b"),
+        "openssl rsa -in a.key -aes128 -passout pass:x -out locked.key",
+    ):
+        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("key", "certificate", "words"),
+    [
+        ("b.key", "a.pem", "do not go together"),
+        ("locked.key", "a.pem", "is encrypted"),
+        ("a.pem", "a.key", "cannot be used"),
+    ],
+)
+def test_certificates_that_cannot_be_used_are_refused(
+    certificates: Path, key: str, certificate: str, words: str
+) -> None:
+    files = {"ssl_keyfile": str(certificates / key), "ssl_certfile": str(certificates / certificate)}
+    with pytest.raises(ConfigError, match=words):
+        bind(ServeConfig(port=0, **files))
+
+
+def test_tls(certificates: Path) -> None:
+    files = {"ssl_keyfile": str(certificates / "a.key"), "ssl_certfile": str(certificates / "a.pem")}
+    with echo_server(**files) as served:
+        trusted = ssl.create_default_context(cafile=str(certificates / "a.pem"))
+        url = served.url.replace("http://127.0.0.1", "https://localhost")
+        assert httpx.get(f"{url}/v1/models", verify=trusted, timeout=PATIENCE).status_code == 200
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:

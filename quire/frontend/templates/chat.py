@@ -9,14 +9,44 @@ from typing import Any
 
 from quire.foundation.errors import ConfigError, ContextLengthError, InputError
 from quire.foundation.shown import shown
+from quire.frontend.templates.message_forms import MessageForms
 from quire.frontend.templates.template import Template
 from quire.frontend.text import check_text
 
 Message = Mapping[str, Any]
 _CONTINUE_MARK = "\ue000quire-continues-here\ue000 "  # private-use characters; the space shows whether it was trimmed
 _RESERVED = ("messages", "tools", "add_generation_prompt")
+TEXTS = MessageForms()
 
 compiled = lru_cache(maxsize=16)(Template)
+
+
+class CallArguments(dict[str, Any]):
+    """Of an earlier call: an object to templates that look into it, JSON text to those that write it (DeepSeek's).
+
+    The text is the client's own, which is the model's: so it renders as it was generated.
+    """
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __add__(self, other: object) -> str:
+        return self._text + str(other)
+
+    def __radd__(self, other: object) -> str:
+        return str(other) + self._text
+
+
+class ToolList(list[Any]):
+    """Tools as a message's own: a list to templates that loop over it (GLM 4's), JSON text of the functions to those
+    that write it (Phi 4 mini's)."""
+
+    def __radd__(self, other: object) -> str:
+        return str(other) + json.dumps([tool["function"] for tool in self], ensure_ascii=False)
 
 
 class ChatTemplate:
@@ -68,13 +98,17 @@ def render(
         )
     template = ChatTemplate(template) if isinstance(template, str) else template
     chosen = template.pick(with_tools=bool(tools))
-    chat = normalize(messages, keep_parts=chosen.wants_parts)
+    chat = normalize(messages, chosen.forms)
     if max_chars is not None and (size := sum(map(_num_chars, chat))) > max_chars:
         raise ContextLengthError.of_chars(size, max_chars)
     if "developer" not in chosen.source:
         for message in chat:
             if message["role"] == "developer":
                 message["role"] = "system"  # which the template knows
+    if tools and chosen.forms.tools and not any(message.get("tools") for message in chat):
+        if chat[0]["role"] != "system":
+            chat.insert(0, {"role": "system", "content": "" if chosen.forms.text else []})
+        chat[0]["tools"] = ToolList(tools)
     if continue_final_message:
         _mark_end(chat[-1], len(chat) - 1)
     taken = [name for name in kwargs or {} if name in _RESERVED]
@@ -98,9 +132,11 @@ def render(
 
 def _num_chars(message: Mapping[str, Any]) -> int:
     """Of a message's content and reasoning."""
-    content = message["content"]
-    size = len(content) if isinstance(content, str) else sum(len(part["text"]) for part in content)
-    return size + len(message.get("reasoning") or "")
+    return sum(len(part["text"]) for part in _parts(message["content"])) + len(message.get("reasoning") or "")
+
+
+def _parts(content: str | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content or []
 
 
 def continued_text(messages: Sequence[Message]) -> str:
@@ -109,26 +145,31 @@ def continued_text(messages: Sequence[Message]) -> str:
     return content if messages[-1].get("role") == "assistant" and isinstance(content, str) else ""
 
 
-def normalize(messages: Sequence[Message], *, keep_parts: bool = False) -> list[dict[str, Any]]:
-    """Checked copies of the messages: text parts joined (unless the template reads parts), tool arguments parsed."""
+def normalize(messages: Sequence[Message], forms: MessageForms = TEXTS) -> list[dict[str, Any]]:
+    """Checked copies of the messages: contents as the template takes them, tool arguments parsed."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise InputError(f"messages must be a list of messages, got {type(messages).__name__}", "messages")
     if not messages:
         raise InputError("messages must hold at least one message", "messages")
-    return [_message(message, f"messages[{i}]", keep_parts) for i, message in enumerate(messages)]
+    return [_message(message, f"messages[{i}]", forms) for i, message in enumerate(messages)]
 
 
-def _message(message: Message, where: str, keep_parts: bool) -> dict[str, Any]:
+def _message(message: Message, where: str, forms: MessageForms) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise InputError(f"{where} must be an object with role and content, got {type(message).__name__}", where)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InputError(f"{where}.role must be a non-empty string, got {shown(role)}", f"{where}.role")
-    result = {**message, "content": _content(message, role, where, keep_parts)}
+    result = {**message, "content": _content(message, role, where, forms)}
+    has_text = any(part["text"] for part in _parts(result["content"]))
     if role == "assistant" and (reasoning := _reasoning(message, where)):
-        result["reasoning"] = result["reasoning_content"] = reasoning  # templates know one or the other
+        result["reasoning"] = result["reasoning_content"] = reasoning  # templates know one or the other,
+        if not (has_text and message.get("tool_calls")):
+            result["thinking"] = reasoning  # or this one (gpt-oss), whose template refuses it beside content and calls
     if message.get("tool_calls"):
         result["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+        if forms.null and not has_text:
+            result["content"] = None
     elif "tool_calls" in message:
         del result["tool_calls"]  # templates ask whether the key is there
     return result
@@ -159,23 +200,23 @@ def _is_thought(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "thinking"
 
 
-def _content(message: Message, role: str, where: str, keep_parts: bool) -> str | list[dict[str, Any]]:
+def _content(message: Message, role: str, where: str, forms: MessageForms) -> str | list[dict[str, Any]]:
     content = message.get("content")
     where = f"{where}.content"
     if content is None:
         if role != "assistant":
             raise InputError(f"{where} is required for the role {shown(role)}", where)
-        return ""
+        content = ""
     if isinstance(content, str):
         check_text(content, where)
-        return content
+        return content if forms.text else _parts(content)
     if not isinstance(content, list):
         raise InputError(f"{where} must be a string or a list of text parts, got {type(content).__name__}", where)
     is_answer = role == "assistant"
     parts = [
         _text_part(part, f"{where}[{i}]") for i, part in enumerate(content) if not (is_answer and _is_thought(part))
     ]
-    return parts if keep_parts else "\n".join(part["text"] for part in parts)
+    return parts if forms.parts else "\n".join(part["text"] for part in parts)
 
 
 def _text_part(part: Any, where: str) -> dict[str, Any]:
@@ -207,17 +248,18 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     return results
 
 
-def _arguments(arguments: Any, where: str) -> dict[str, Any]:
-    if isinstance(arguments, str):
+def _arguments(arguments: Any, where: str) -> CallArguments:
+    text = arguments if isinstance(arguments, str) else None
+    if text is not None:
         try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
+            arguments = json.loads(text) if text.strip() else None
         except (json.JSONDecodeError, RecursionError) as error:
             raise InputError(f"{where} is not valid JSON: {error}", where) from None
     if arguments is None:
-        return {}
+        return CallArguments({}, "{}")
     if not isinstance(arguments, Mapping):
         raise InputError(f"{where} must be a JSON object, got {type(arguments).__name__}", where)
-    return dict(arguments)
+    return CallArguments(arguments, json.dumps(arguments, ensure_ascii=False) if text is None else text)
 
 
 def _mark_end(message: dict[str, Any], index: int) -> None:

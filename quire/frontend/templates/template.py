@@ -21,10 +21,10 @@ from jinja2.visitor import NodeTransformer
 
 from quire.foundation.errors import ConfigError, InputError
 from quire.frontend.templates import limits as template_limits
+from quire.frontend.templates.message_forms import message_forms
 
 MAX_SOURCE_CHARS = 1_000_000
 MAX_REASON_CHARS = 500  # of what a template says to refuse its input
-_CONTENT = "content"
 _METERED = "_quire_metered"  # filters
 _CONCAT = "_quire_concat"
 _WIDTHS = ("center", "indent", "wordwrap", "truncate", "batch", "slice", "round")
@@ -43,7 +43,7 @@ class Template:
         self.source = source
         environment = _Environment()
         try:
-            self.wants_parts = _loops_over_content(environment.parse(source))
+            self.forms = message_forms(environment.parse(source))
             self._compiled = environment.from_string(source)
         except jinja2.TemplateError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {_short(error)}", "chat_template") from None
@@ -200,22 +200,3 @@ def _raise(message: str) -> None:
 
 def _strftime_now(form: str) -> str:
     return datetime.datetime.now().strftime(form)
-
-
-def _loops_over_content(tree: nodes.Template) -> bool:
-    """Whether a loop runs over a message's content: such a template takes lists of parts, others need a string."""
-    names = {_CONTENT}
-
-    def is_content(node: nodes.Node | None) -> bool:
-        if isinstance(node, nodes.Filter) and node.name == _METERED:
-            node = node.node
-        if isinstance(node, nodes.Getitem):
-            return isinstance(node.arg, nodes.Const) and node.arg.value == _CONTENT
-        return (isinstance(node, nodes.Getattr) and node.attr == _CONTENT) or (
-            isinstance(node, nodes.Name) and node.name in names
-        )
-
-    for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name) and is_content(assign.node):
-            names.add(assign.target.name)
-    return any(is_content(loop.iter) for loop in tree.find_all(nodes.For))

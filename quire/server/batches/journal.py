@@ -100,6 +100,12 @@ class Journal:
 
 
 def _write(file: int, content: bytes) -> None:
+    """All of it or nothing. Raises OSError."""
+    before = os.fstat(file).st_size
     view = memoryview(content)
-    while view:
-        view = view[os.write(file, view) :]
+    try:
+        while view:
+            view = view[os.write(file, view) :]
+    except OSError:
+        os.ftruncate(file, before)
+        raise

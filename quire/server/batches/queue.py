@@ -56,7 +56,7 @@ class BatchQueue:
     async def create(
         self, endpoint: str, input_file_id: str, completion_window: str, metadata: dict[str, str] | None
     ) -> BatchJob:
-        """Raises InputError for an input file that is none, or too long."""
+        """Raises InputError for an input file that is none, or too long, ApiError 507 if the disk is full."""
         store = self.store()
         file = store.files.get(input_file_id)
         if file is None or file.purpose != "batch":
@@ -78,7 +78,10 @@ class BatchQueue:
             request_counts=LineCounts(total),
             metadata=metadata,
         )
-        store.save(batch)
+        try:
+            store.save(batch)
+        except OSError as error:
+            raise ApiError(507, f"the batch cannot be kept: {error.strerror}") from None
         self._enqueue(batch)
         return batch
 
@@ -92,13 +95,16 @@ class BatchQueue:
         return batch
 
     def cancel(self, batch: BatchJob) -> None:
-        """Requests that run are aborted; answers that are there stay. Raises InputError if it is over already."""
+        """Requests that run are aborted; answers that are there stay. Raises InputError if it is over already.
+
+        On a full disk too, which only the next server could miss.
+        """
         if batch.is_final or batch.status == "finalizing":
             raise InputError(f"the batch is {batch.status} and cannot be cancelled", "batch_id")
         if batch.status == "cancelling":
             return
         batch.become("cancelling")
-        self.store().save(batch)
+        self._try_to_save(batch)
         if self._current is not None and self._current[0] is batch:
             self._current[2].cancel()
         elif batch not in self._waiting:  # of another model's server
@@ -199,12 +205,18 @@ class BatchQueue:
         """What is there stays there."""
         problem = {"code": type(error).__name__, "message": str(error), "param": None, "line": None}
         batch.errors = {"object": "list", "data": [problem]}
+        batch.become("failed")
         try:
             self._publish(batch)
-            batch.become("failed")
-            self.store().save(batch)
         except OSError as worse:
-            log.error("%s cannot be saved: %s", batch.id, worse)
+            log.error("the results of %s cannot be published: %s", batch.id, worse)
+        self._try_to_save(batch)
+
+    def _try_to_save(self, batch: BatchJob) -> None:
+        try:
+            self.store().save(batch)
+        except OSError as error:
+            log.error("%s is %s, which cannot be saved: %s", batch.id, batch.status, error)
 
     @staticmethod
     def _count(batch: BatchJob, journal: Journal) -> None:

@@ -129,13 +129,13 @@ class BatchStore:
                 shutil.copyfileobj(content, target, 1024 * 1024)
                 target.flush()
                 os.fsync(target.fileno())
+            return self.publish(file_id, filename, purpose)
         except OSError:
             path.unlink(missing_ok=True)
             raise
-        return self.publish(file_id, filename, purpose)
 
     def publish(self, file_id: str, filename: str, purpose: str) -> File:
-        """Make a file of the data that lies there."""
+        """Make a file of the data that lies there. Raises OSError if the disk is full."""
         size = self.data(file_id).stat().st_size
         file = File(id=file_id, bytes=size, created_at=now(), filename=filename, purpose=purpose)
         _replace(self._files / f"{file_id}.json", file)
@@ -148,7 +148,7 @@ class BatchStore:
         self.files.pop(file_id, None)
 
     def save(self, batch: BatchJob) -> None:
-        """A new batch, or what became of it."""
+        """A new batch, or what became of it. Raises OSError if the disk is full."""
         _replace(self._batches / f"{batch.id}.json", batch)
         self.batches[batch.id] = batch
 
@@ -188,11 +188,15 @@ def _read_all(folder: Path, kind: type[Record]) -> list[Record]:
 def _replace(path: Path, record: File | BatchJob) -> None:
     """The old one or the new one is there, also after a power cut."""
     fresh = path.with_suffix(".new")
-    with open(fresh, "wb") as target:
-        target.write(msgspec.json.encode(record))
-        target.flush()
-        os.fsync(target.fileno())
-    os.replace(fresh, path)
+    try:
+        with open(fresh, "wb") as target:
+            target.write(msgspec.json.encode(record))
+            target.flush()
+            os.fsync(target.fileno())
+        os.replace(fresh, path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

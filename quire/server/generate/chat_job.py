@@ -165,7 +165,8 @@ class ChatJob:
             kwargs["documents"] = body.documents
         if body.reasoning_effort is not None:
             kwargs["reasoning_effort"] = body.reasoning_effort
-            kwargs["enable_thinking"] = body.reasoning_effort != "none"
+            is_on = body.reasoning_effort != "none"
+            kwargs["enable_thinking"] = kwargs["thinking"] = is_on  # templates know one or the other
         if body.verbosity is not None:
             kwargs["verbosity"] = body.verbosity
         return kwargs | body.chat_template_kwargs

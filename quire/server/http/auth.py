@@ -62,9 +62,8 @@ class ApiKeyMiddleware:
     time taken nor a memory dump tells a key.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str], root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app = app
-        self.root_path = root_path.rstrip("/")
         named = name_keys(keys)
         self._digests = [hashlib.sha256(key.encode()).digest() for key, _ in named]
         self._names = [name for _, name in named]
@@ -86,7 +85,7 @@ class ApiKeyMiddleware:
     def _is_open(self, scope: Scope) -> bool:
         if scope["type"] != "http":
             return False
-        path = scope["path"].removeprefix(self.root_path)
+        path = scope["path"]
         is_page = path in OPEN_PAGES or (path.startswith(OPEN_FOLDER) and ".." not in path)
         return path in OPEN_PATHS or (is_page and scope["method"] in ("GET", "HEAD"))
 

@@ -32,13 +32,8 @@ log = get_logger(__name__)
 
 
 def bind(serve: ServeConfig) -> socket.socket:
-    """A listening socket. Raises ConfigError naming the option if the address cannot be had."""
-    for name in ("ssl_keyfile", "ssl_certfile"):
-        file = getattr(serve, name)
-        if file is not None and not os.access(file, os.R_OK):
-            raise ConfigError(f"{name} {file!r} cannot be read", name)
-    if bool(serve.ssl_keyfile) != bool(serve.ssl_certfile):
-        raise ConfigError("TLS needs both ssl_keyfile and ssl_certfile", "ssl_certfile")
+    """A listening socket. Raises ConfigError naming the option if the address or TLS cannot be had."""
+    _check_tls(serve.ssl_certfile, serve.ssl_keyfile)
     if serve.uds is not None:
         return bind_unix(serve.uds)
     if not 0 <= serve.port <= 65535:
@@ -58,6 +53,29 @@ def bind(serve: ServeConfig) -> socket.socket:
         # Connections inherit it: what the system holds back for a client that takes nothing, or is gone, ends as well.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(serve.send_timeout * 1000))
     return listener
+
+
+def _check_tls(certificate: str | None, key: str | None) -> None:
+    for name, file in (("ssl_keyfile", key), ("ssl_certfile", certificate)):
+        if file is not None and not os.access(file, os.R_OK):
+            raise ConfigError(f"{name} {file!r} cannot be read", name)
+    if not certificate or not key:
+        if certificate or key:
+            raise ConfigError("TLS needs both ssl_keyfile and ssl_certfile", "ssl_certfile")
+        return
+
+    def password() -> str:  # or OpenSSL asks for one on the terminal
+        raise ConfigError(f"ssl_keyfile {key!r} is encrypted; give a key without a password", "ssl_keyfile")
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password)
+    except OSError as error:  # ssl.SSLError among them
+        reason = getattr(error, "reason", None) or error.strerror
+        if reason == "KEY_VALUES_MISMATCH":
+            reason = "they do not go together"
+        raise ConfigError(
+            f"ssl_certfile {certificate!r} and ssl_keyfile {key!r} cannot be used: {reason}", "ssl_certfile"
+        ) from None
 
 
 def bind_unix(path: str) -> socket.socket:

@@ -144,7 +144,6 @@ class CountingMiddleware:
         self,
         app: ASGIApp,
         metrics: HttpMetrics,
-        root_path: str,
         trails: Trails,
         *,
         writes_log: bool = False,
@@ -154,7 +153,6 @@ class CountingMiddleware:
         self._find_tracing = find_tracing
         self.app = app
         self._metrics = metrics
-        self._prefix = root_path.rstrip("/")
         self._trails = trails
         self._writes_log = writes_log
 
@@ -170,7 +168,7 @@ class CountingMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = None
         if scope["type"] == "http":
-            handler = self._metrics.handler_of(scope["path"].removeprefix(self._prefix))
+            handler = self._metrics.handler_of(scope["path"])
         if handler is None:
             await self.app(scope, receive, send)
             return

@@ -39,8 +39,13 @@ class ChunkWriter:
         self._head = b"data: " + orjson.dumps(shared)[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if include_usage else b"]}\n\n"
 
-    def chunk(self, choice: dict[str, Any], usage: dict[str, Any] | None = None) -> bytes:
+    def chunk(
+        self, choice: dict[str, Any], usage: dict[str, Any] | None = None, beside: dict[str, Any] | None = None
+    ) -> bytes:
+        """beside: further fields of the chunk itself."""
         tail = self._tail if usage is None else b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
+        if beside:
+            tail = b"]," + orjson.dumps(beside)[1:-1] + tail[1:]
         return self._head + orjson.dumps(choice) + tail
 
     def around(self, choice: dict[str, Any]) -> list[bytes]:

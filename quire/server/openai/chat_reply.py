@@ -53,11 +53,16 @@ class ChatReply:
                 choices.append(self._whole_choice(plan, len(choices), answer))
         reply = {**self.job.shared("chat.completion"), "choices": choices, "usage": self.job.usage()}
         reply["prompt_logprobs"] = prompt_logprobs(outputs[0].prompt_logprobs) if len(outputs) == 1 else None
+        return reply | self._prompt(outputs[0])
+
+    def _prompt(self, output: RequestOutput) -> dict[str, Any]:
+        """What a reply, or the first chunk of each choice, tells of the prompt."""
+        told: dict[str, Any] = {}
         if self.body.return_token_ids:
-            reply["prompt_token_ids"] = outputs[0].prompt_token_ids
+            told["prompt_token_ids"] = output.prompt_token_ids
         if self.body.return_prompt_text:
-            reply["prompt_text"] = self.job.prompts[0].text
-        return reply
+            told["prompt_text"] = self.job.prompts[0].text
+        return told
 
     def _whole_choice(self, plan: ReplyPlan, index: int, answer: CompletionOutput) -> dict[str, Any]:
         finish_reason = answer.finish_reason
@@ -103,7 +108,8 @@ class ChatReply:
             if not streams:
                 for index in range(job.params.n):
                     streams[index] = _Stream(plan, index, writer, self._writer())
-                    yield writer.chunk(self._opening(index, output), job.usage() if counts_usage else None)
+                    usage = job.usage() if counts_usage else None
+                    yield writer.chunk(self._opening(index), usage, self._prompt(output))
             for answer in output.outputs:
                 stream = streams[answer.index]
                 self._count(answer)
@@ -119,19 +125,14 @@ class ChatReply:
         if body.include_usage:
             yield writer.usage(job.usage())
 
-    def _opening(self, index: int, output: RequestOutput) -> dict[str, Any]:
+    def _opening(self, index: int) -> dict[str, Any]:
         content = self.echoed if self.echoed or self.plans[0].is_plain else None
-        choice: dict[str, Any] = {
+        return {
             "index": index,
             "delta": {"role": ROLE, "content": content},
             "logprobs": None,
             "finish_reason": None,
         }
-        if self.body.return_token_ids:
-            choice["prompt_token_ids"] = output.prompt_token_ids
-        if self.body.return_prompt_text:
-            choice["prompt_text"] = self.job.prompts[0].text
-        return choice
 
     def _streamed_choice(self, stream: _Stream, answer: CompletionOutput) -> dict[str, Any]:
         """A chunk that has more to tell than its text: the last one, or with log-probabilities."""

@@ -65,7 +65,7 @@ class FrontEnd:
         peers = PeerServers(folder, begin.count, begin.number, self._service.in_flight)
         peers.install(app)
         answer_peers(peers, self._service)
-        public = protect(peers.with_owner(app, begin.serve.root_path), self._service, begin.keys)
+        public = protect(peers.with_owner(app), self._service, begin.keys)
         config = HttpConfig(peers.with_door(public, app), begin.serve)
         listener = socket.socket(fileno=begin.listener)
         self._http = HttpServer(config, shared=(listener, counters), waits=not begin.answers_early)

@@ -77,14 +77,13 @@ class PeerServers:
         """What `handler` makes of a question that another front end asks at `path`."""
         self._handlers[path] = handler
 
-    def with_owner(self, app: ASGIApp, root_path: str) -> ASGIApp:
+    def with_owner(self, app: ASGIApp) -> ASGIApp:
         """`app`, but files and batches are their owner's."""
         if self.number == OWNER:
             return app
-        prefix = root_path.rstrip("/")
 
         async def owned(scope: Scope, receive: Receive, send: Send) -> None:
-            path = scope["path"].removeprefix(prefix) if scope["type"] == "http" else ""
+            path = scope["path"] if scope["type"] == "http" else ""
             if not any(path == one or path.startswith(one + "/") for one in _OWNED):
                 await app(scope, receive, send)
                 return

@@ -459,7 +459,7 @@ def test_a_start_that_cannot_be(tmp_path: Path) -> None:
         with serve(tmp_path, "--port", str(taken.getsockname()[1])) as server:
             assert server.exit_code() == 2
             assert wait_until(lambda: "in use" in "".join(server.err))
-    with serve(tmp_path, count=0) as server:
+    with serve(tmp_path, count=65) as server:
         assert server.exit_code() == 2
         assert wait_until(lambda: "api_server_count must be in [1, 64]" in "".join(server.err))
 
