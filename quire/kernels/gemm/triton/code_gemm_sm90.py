@@ -311,14 +311,19 @@ def _code_gemm_kernel(
     )  # fmt: skip
 
 
+def _is_plain(x: torch.Tensor, weight: Codes) -> bool:
+    """Whether a code becomes an operand in one step."""
+    plain = weight.kind == "int4" and weight.group == BLOCK and weight.zero is weight.outer is None
+    return plain and x.dtype == torch.bfloat16
+
+
 def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None) -> bool:
     """Whether `linear` takes these, x [m, k], and results for `out` if that is given: the copy engine can read x and
     the codes, and read and write results; a matrix instruction's columns, or a word's, have one scale; each shared tile
     has a counter; and nothing else is known to be faster."""
     (m, k), n = x.shape, len(weight.codes) // (2 if gated else 1)
-    is_plain = weight.kind == "int4" and weight.group == BLOCK and weight.zero is weight.outer is None
-    is_plain = is_plain and x.dtype == torch.bfloat16
-    most = most_rows(weight.kind, weight.group, plain=is_plain)
+    plain = _is_plain(x, weight)
+    most = most_rows(weight.kind, weight.group, plain=plain)
     if m < FEWEST_ROWS or (most is not None and m > most) or (gated and out is not None):
         return False
     whole = weight.group >= (32 if weight.kind in NIBBLES else 16)
@@ -327,7 +332,7 @@ def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None)
         for one, row in ((x, x.stride(0)), (weight.codes, weight.codes.stride(0)), (x if out is None else out, n))
     )
     processors = num_processors(x.device)
-    how = plan(m, n, k, gated=gated, processors=processors)
+    how = plan(m, n, k, gated=gated, plain=plain, processors=processors)
     counted = 2 * (num_tiles(m, n, how.rows, how.halves, gated=gated) - how.waves * processors) <= MAX_TILES
     is_much = -(-len(weight.codes) // LINES) * (k // BLOCK) >= MANY * processors
     # Few rows of 4 bits are faster elsewhere where there is little to do, and so are tables with a gate.
@@ -369,7 +374,7 @@ def linear(
             for rows, halves in GATED_COSTS if gated else COSTS:
                 _launch(x, weight, bias, gated, residual, out, Plan(rows, halves, 0), compile_only=True)
             _built.add(built)
-    how = how or plan(m, n, k, gated=gated, processors=num_processors(x.device))
+    how = how or plan(m, n, k, gated=gated, plain=_is_plain(x, weight), processors=num_processors(x.device))
     _launch(x, weight, bias, gated, residual, out, how)
     return out
 
