@@ -117,11 +117,13 @@ def test_tiles_are_those_that_take_the_least_time() -> None:
     """Whole ones where they fill their rounds, else some are shared; smaller ones where there is little to do."""
     from quire.kernels.gemm.triton.code_plan import Plan, plan
 
-    def planned(m: int, n: int, k: int, *, gated: bool = False) -> Plan:
-        return plan(m, n, k, gated=gated, processors=132)
+    def planned(m: int, n: int, k: int, *, gated: bool = False, plain: bool = True) -> Plan:
+        return plan(m, n, k, gated=gated, plain=plain, processors=132)
 
-    assert [planned(m, 14336, 4096, gated=True) for m in (16, 64)] == [Plan(16, 2, 0), Plan(64, 2, 0)]
-    assert planned(128, 14336, 4096, gated=True) == Plan(128, 2, 1)  # 112 tiles
+    assert [planned(m, 14336, 4096, gated=True) for m in (16, 64)] == [Plan(16, 2, 1), Plan(64, 2, 1)]  # 112 tiles
+    assert planned(64, 14336, 4096, gated=True, plain=False) == Plan(64, 2, 0)
+    assert [planned(64, n, k, gated=True).waves for n, k in ((9728, 2560), (18944, 3584))] == [0, 0]  # 76 and 148
+    assert planned(128, 14336, 4096, gated=True) == Plan(128, 2, 1)
     assert planned(512, 14336, 4096, gated=True) == Plan(128, 2, 2)  # 448 tiles: two rounds, and 184 are shared
     assert planned(128, 4096, 4096) == Plan(64, 1, 0)
     assert planned(512, 4096, 14336) == Plan(128, 1, 1)
@@ -195,7 +197,7 @@ class TestOnDevice:
         (rows, k), n = x.shape, start.shape[1] // (2 if gated else 1)
         wide, start = codes.widened(weight, torch.float32), start[:, :n].contiguous()
         plain, biased = (linear_reference(x, wide, y, gated=gated) for y in (None, bias))
-        planned = tiles.plan(rows, n, k, gated=gated, processors=132)
+        planned = tiles.plan(rows, n, k, gated=gated, plain=True, processors=132)
         for how in (planned, planned._replace(waves=0), planned._replace(waves=1000)):
             for _ in range(2):
                 found = tiles.linear(x, weight, None, gated, False, torch.full_like(start, torch.nan), how)

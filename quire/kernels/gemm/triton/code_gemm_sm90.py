@@ -3,10 +3,10 @@
 The weight is the tall operand and comes out of registers, as in `code_rows`. Warps have roles: the producer keeps the
 bulk copy engine busy with blocks of 128 columns of x and of the weight's codes. A consumer, four warps, has 64 of the
 weight's lines, or two times 64: with a gate as many gates and their ups, so that it is applied where the sums are. It
-takes them in steps of 64 columns: while the matrix units are at one it makes the next one's operands, and once in a
-turn of two blocks it waits for all. (Where the units still read registers as a loop begins anew, the assembler lets
-them do one thing at a time.) Scales go into operands, which are rounded once, so sums stay where they are from a tile's
-first block to its last.
+takes them in steps of 64 columns, of few rows from both halves in turns: while the matrix units are at one it makes the
+next one's operands, and once in a turn of two blocks it waits for all. (Where the units still read registers as a loop
+begins anew, the assembler lets them do one thing at a time.) Scales go into operands, which are rounded once, so sums
+stay where they are from a tile's first block to its last.
 
 Each processor has one program. Where tiles would leave many processors idle in their last round, the last ones are
 shared: all their blocks in a row, dealt out evenly, so that a program begins and ends amid a tile. It takes these
@@ -65,6 +65,13 @@ def _of_lines(ptr, first, lines, LAYOUT: gl.constexpr):
     return gl.load(ptr + gl.minimum(line, lines - 1)).to(gl.float32)[:, None]
 
 
+@gluon.constexpr_function
+def _beside(rows, halves, kind, group):
+    """Whether both halves' first columns come before their last ones, so that no product follows one in the same sums:
+    with few rows that is waited for. Known to pay for integers of 4 bits; more rows take the registers for it."""
+    return rows <= 64 and halves == 2 and kind == 0 and group >= 128
+
+
 @gluon.jit
 def _segment(i, parts, begin, end, blocks, whole_tiles):
     """Number i of what a program does: the tile, its first block, and the one behind the last. The first `parts` are of
@@ -94,6 +101,7 @@ def _consume(
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=SUMS, k_width=2)
     like: gl.constexpr = x_tiles.dtype
     SHIFT: gl.constexpr = shift_of(like, KIND, ZERO)
+    BESIDE: gl.constexpr = _beside(ROWS, HALVES, KIND, GROUP)
     apart = N if GATED else 128
     lines = 2 * N if GATED else N
     tile, first, last = _segment(0, parts, begin, end, blocks, whole_tiles)
@@ -136,22 +144,40 @@ def _consume(
                 x_early = x_tiles.index(2 * stage).permute([1, 0])
                 x_late = x_tiles.index(2 * stage + 1).permute([1, 0])
                 words = words_of(w_tiles, stage, is_last, 0, HALVES, NUMBER, KIND, TAIL)
-                for half in gl.static_range(HALVES):
-                    known, known_late = known_halves(scales[0][0], scales[0][1], like, KIND, ZERO)
-                    early = half_of(words, w_tiles, stage, half, HALVES, 0, NUMBER, KIND)
-                    acc = multiply_step(early, known, x_early, sums[0], table_ptr, KIND, ZERO, LEFT)
-                    late = half_of(words, w_tiles, stage, half, HALVES, 1, NUMBER, KIND)
-                    if half + 1 < HALVES:
-                        words = words_of(w_tiles, stage, is_last, half + 1, HALVES, NUMBER, KIND, TAIL)
-                    acc = multiply_step(late, known_late, x_late, acc, table_ptr, KIND, ZERO, LEFT)
-                    if j > 0 and half == 0:
-                        mbarrier.arrive(empty.index(before), count=1)
-                    coming = scales_of(
-                        scale_ptr, zero_ptr, next_line + half * apart, lines, groups, next_block, KIND, GROUP, ZERO
-                    )  # fmt: skip
-                    sums, scales = sums[1:], scales[1:]
-                    sums += (acc,)
-                    scales += (coming,)
+                if BESIDE:
+                    other = words_of(w_tiles, stage, is_last, 1, HALVES, NUMBER, KIND, TAIL)
+                    known = known_halves(scales[0][0], scales[0][1], like, KIND, ZERO)
+                    known_other = known_halves(scales[1][0], scales[1][1], like, KIND, ZERO)
+                    for late in gl.static_range(2):
+                        x_tile = x_tiles.index(2 * stage + late).permute([1, 0])
+                        codes = half_of(words, w_tiles, stage, 0, HALVES, late, NUMBER, KIND)
+                        a = multiply_step(codes, known[late], x_tile, sums[0], table_ptr, KIND, ZERO, LEFT)
+                        codes = half_of(other, w_tiles, stage, 1, HALVES, late, NUMBER, KIND)
+                        b = multiply_step(codes, known_other[late], x_tile, sums[1], table_ptr, KIND, ZERO, LEFT)
+                        sums = (a, b)
+                        if j > 0 and late == 0:
+                            mbarrier.arrive(empty.index(before), count=1)
+                    scales = ()
+                    for half in gl.static_range(HALVES):
+                        line = next_line + half * apart
+                        scales += (scales_of(scale_ptr, zero_ptr, line, lines, groups, next_block, KIND, GROUP, ZERO),)
+                else:
+                    for half in gl.static_range(HALVES):
+                        known, known_late = known_halves(scales[0][0], scales[0][1], like, KIND, ZERO)
+                        early = half_of(words, w_tiles, stage, half, HALVES, 0, NUMBER, KIND)
+                        acc = multiply_step(early, known, x_early, sums[0], table_ptr, KIND, ZERO, LEFT)
+                        late = half_of(words, w_tiles, stage, half, HALVES, 1, NUMBER, KIND)
+                        if half + 1 < HALVES:
+                            words = words_of(w_tiles, stage, is_last, half + 1, HALVES, NUMBER, KIND, TAIL)
+                        acc = multiply_step(late, known_late, x_late, acc, table_ptr, KIND, ZERO, LEFT)
+                        if j > 0 and half == 0:
+                            mbarrier.arrive(empty.index(before), count=1)
+                        coming = scales_of(
+                            scale_ptr, zero_ptr, next_line + half * apart, lines, groups, next_block, KIND, GROUP, ZERO
+                        )  # fmt: skip
+                        sums, scales = sums[1:], scales[1:]
+                        sums += (acc,)
+                        scales += (coming,)
                 before = stage
                 stage += 1
                 if stage == STAGES:
@@ -312,14 +338,19 @@ def _code_gemm_kernel(
     )  # fmt: skip
 
 
+def _is_plain(x: torch.Tensor, weight: Codes) -> bool:
+    """Whether a code becomes an operand in one step."""
+    plain = weight.kind == "int4" and weight.group == BLOCK and weight.zero is weight.outer is None
+    return plain and x.dtype == torch.bfloat16
+
+
 def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None) -> bool:
     """Whether `linear` takes these, x [m, k], and results for `out` if that is given: the copy engine can read x and
     the codes, and read and write results; a matrix instruction's columns, or a word's, have one scale; each shared tile
     has a counter; and nothing else is known to be faster."""
     (m, k), n = x.shape, len(weight.codes) // (2 if gated else 1)
-    is_plain = weight.kind == "int4" and weight.group == BLOCK and weight.zero is weight.outer is None
-    is_plain = is_plain and x.dtype == torch.bfloat16
-    most = most_rows(weight.kind, weight.group, plain=is_plain)
+    plain = _is_plain(x, weight)
+    most = most_rows(weight.kind, weight.group, plain=plain)
     if m < FEWEST_ROWS or (most is not None and m > most) or (gated and out is not None):
         return False
     whole = weight.group >= (32 if weight.kind in NIBBLES else 16) and tail_of(weight) < 3
@@ -328,7 +359,7 @@ def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None)
         for one, row in ((x, x.stride(0)), (weight.codes, weight.codes.stride(0)), (x if out is None else out, n))
     )
     processors = num_processors(x.device)
-    how = plan(m, n, k, gated=gated, processors=processors)
+    how = plan(m, n, k, gated=gated, plain=plain, processors=processors)
     counted = 2 * (num_tiles(m, n, how.rows, how.halves, gated=gated) - how.waves * processors) <= MAX_TILES
     is_much = -(-len(weight.codes) // LINES) * (k // BLOCK) >= MANY * processors
     # Few rows of 4 bits are faster elsewhere where there is little to do, and so are tables with a gate.
@@ -370,7 +401,7 @@ def linear(
             for rows, halves in GATED_COSTS if gated else COSTS:
                 _launch(x, weight, bias, gated, residual, out, Plan(rows, halves, 0), compile_only=True)
             _built.add(built)
-    how = how or plan(m, n, k, gated=gated, processors=num_processors(x.device))
+    how = how or plan(m, n, k, gated=gated, plain=_is_plain(x, weight), processors=num_processors(x.device))
     _launch(x, weight, bias, gated, residual, out, how)
     return out
 

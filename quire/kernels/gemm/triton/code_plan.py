@@ -29,6 +29,7 @@ class Cost(NamedTuple):
 # As measured on an H100, of rows and halves a tile. Taller ones do more with what they read, and leave more to add up.
 COSTS = {(64, 1): Cost(0.6, 12), (128, 1): Cost(1, 16), (128, 2): Cost(1.87, 29)}
 GATED_COSTS = {(64, 2): Cost(1.16, 19), (128, 2): Cost(1.87, 29)}
+FEW_ROWS_GATED = Cost(1.3, 16)  # up to 64, on an H200
 STARTING = 7  # what it takes to begin and end where no tile is shared
 # What decoding takes beyond the matrix units' time, of that time: as measured for gate and up of an 8B model, on an
 # H100.
@@ -39,10 +40,11 @@ WIDENED_ROWS = 400  # whose product takes as long as to widen the weight: a GPU'
 
 
 @cache
-def plan(m: int, n: int, k: int, *, gated: bool, processors: int) -> Plan:
-    """For x [m, k] and n outputs: up to 64 rows are one tile's, for more what takes the least time."""
+def plan(m: int, n: int, k: int, *, gated: bool, plain: bool, processors: int) -> Plan:
+    """For x [m, k] and n outputs what takes the least time; up to 64 rows are one tile's. plain: codes become
+    operands in one step."""
     if m <= 64:
-        return Plan(16 if m <= 16 else 32 if m <= 32 else 64, 2 if gated else 1, 0)
+        return _few_rows(m, n, k, gated=gated, plain=plain, processors=processors)
     found: list[tuple[float, Plan]] = []
     for (rows, halves), cost in (GATED_COSTS if gated else COSTS).items():
         tiles = num_tiles(m, n, rows, halves, gated=gated)
@@ -51,6 +53,15 @@ def plan(m: int, n: int, k: int, *, gated: bool, processors: int) -> Plan:
         # A round at the least is left to be shared: with less every tile would have many parts.
         found.append((tiles / processors * column + cost.sharing, Plan(rows, halves, max(tiles // processors - 1, 0))))
     return min(found)[1]
+
+
+def _few_rows(m: int, n: int, k: int, *, gated: bool, plain: bool, processors: int) -> Plan:
+    """Tiles are shared, but those with a gate where they nearly fill their rounds."""
+    rows, halves = 16 if m <= 16 else 32 if m <= 32 else 64, 2 if gated else 1
+    tiles = num_tiles(m, n, rows, halves, gated=gated)
+    rounds, column = -(-tiles // processors), -(-k // BLOCK) * FEW_ROWS_GATED.block
+    whole = rounds * column + STARTING < tiles / processors * column + FEW_ROWS_GATED.sharing
+    return Plan(rows, halves, rounds if gated and plain and whole else 0)
 
 
 def num_tiles(m: int, n: int, rows: int, halves: int, *, gated: bool) -> int:
