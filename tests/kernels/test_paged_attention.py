@@ -125,6 +125,19 @@ MANY_HEADS = (71, 1, 64, 16, 0)  # more than a tile has for two rows
 def test_decode(
     device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:
+    check_decode(device, heads, kv_heads, dim, block_size, window, dtype)
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_decode_cut_as_of_many_rows(device: torch.device, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    decode = pytest.importorskip("quire.kernels.attention.triton.decode")
+    monkeypatch.setattr(decode, "MANY_ROWS", dict.fromkeys(decode.MANY_ROWS, 0))
+    check_decode(device, 6, 3, dim, 16, 0, NARROW)
+
+
+def check_decode(
+    device: torch.device, heads: int, kv_heads: int, dim: int, block_size: int, window: int, dtype: torch.dtype
+) -> None:
     for seq_lens in ([1], [2900, 5, 500], [16, 1, 17, 15, 64, 65, 63, 128, 200, 31, 33, 32]):
         seen_from = [max(0, n - (window or n)) for n in seq_lens]
         cache = make_cache(seq_lens, kv_heads, dim, block_size, dtype, device, seen_from=seen_from)

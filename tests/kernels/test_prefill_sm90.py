@@ -20,7 +20,8 @@ from tests.kernels.gluon import ON_DEVICE, TESTED, assert_assembles_well
 
 @TESTED
 @pytest.mark.parametrize(
-    ("group", "dim", "window", "dtype", "max_query_len"), [(4, 128, 0, "bf16", 8192), (7, 64, 100, "fp16", 1)]
+    ("group", "dim", "window", "dtype", "max_query_len"),
+    [(4, 128, 0, "bf16", 8192), (7, 64, 100, "fp16", 1), (2, 256, 1024, "bf16", 8192), (1, 96, 0, "bf16", 1)],
 )
 def test_compiles_to_overlapping_matrix_products(
     group: int, dim: int, window: int, dtype: str, max_query_len: int, tmp_path: Path
@@ -30,10 +31,10 @@ def test_compiles_to_overlapping_matrix_products(
     from quire.kernels.attention.triton import prefill_sm90
 
     desc = f"tensordesc<{dtype}[1, 1, 16, 64],{gl.NVMMASharedLayout(128, 16, 4)!r}>"
-    block_n, stages = prefill_sm90.shape(max_query_len)
+    block_n, stages = prefill_sm90.shape(dim, max_query_len)
     constants = {
         "KV_HEADS": 2, "GROUP": group, "DIM": dim, "PAGE": 16, "WINDOW": window, "LINES": prefill_sm90.LINES,
-        "BLOCK_N": block_n, "STAGES": stages, "PDL": True,
+        "WIDTH": prefill_sm90.width(dim), "BLOCK_N": block_n, "STAGES": stages, "PDL": True,
     }  # fmt: skip
     types = {"q_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "k_desc": desc, "v_desc": desc, "scale": "fp32"}
     types |= dict.fromkeys(("items_ptr", "table_ptr"), "*i32")
@@ -97,6 +98,11 @@ class TestOnDevice:
             (8, 8, 64, 0, torch.bfloat16),
             (28, 4, 128, 300, torch.bfloat16),
             (64, 1, 64, 33, torch.float16),
+            (16, 8, 256, 0, torch.bfloat16),
+            (8, 4, 256, 300, torch.bfloat16),
+            (8, 8, 96, 0, torch.bfloat16),
+            (6, 2, 80, 100, torch.float16),
+            (3, 1, 192, 0, torch.bfloat16),
         ],
     )
     def test_ragged_rows(
@@ -114,7 +120,7 @@ class TestOnDevice:
         """More and fewer of them than blocks; many rows and one."""
         check(rows, 16, 8, 128)
 
-    @pytest.mark.parametrize("dim", [64, 128])
+    @pytest.mark.parametrize("dim", [64, 112, 128, 256])
     @pytest.mark.parametrize("spread", [4.0, 16.0])
     def test_maxima_that_grow(self, dim: int, spread: float) -> None:
         """By so much that sums are rescaled again and again, in some warps and not in others."""

@@ -13,7 +13,7 @@ from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.gemm.codes import BLOCK, Codes
 from quire.kernels.gemm.fp8_linear import UNIT
 
-FEWEST_ROWS = 9  # fewer are multiplied as they are, by the widened weight
+FEWEST_ROWS = 9  # fewer are multiplied as they are
 
 
 def takes(x: torch.Tensor, weight: Codes) -> bool:

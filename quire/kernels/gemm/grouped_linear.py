@@ -9,16 +9,22 @@ CPU, multiply by the widened weight.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from quire.kernels.dispatch import INTERPRETED, on_cuda, on_triton
 from quire.kernels.elementwise.activation import silu_and_mul
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.gemm import codes, fp8_blocks
-from quire.kernels.gemm.codes import NIBBLES, Codes
+from quire.kernels.gemm import codes, decode_gemm, fp8_blocks
+from quire.kernels.gemm.codes import BLOCK, NIBBLES, Codes
 from quire.kernels.gemm.decode_gemm import has_gluon
 from quire.kernels.gemm.linear import linear as plain_linear
 
+if TYPE_CHECKING:
+    from quire.kernels.gemm.triton.plan import Plan
+
+RING_ROWS = {"int8": 8, "e4m3": 1}  # as measured on an H200
 FEW_ROWS, SOME_ROWS = 16, 512
 
 
@@ -38,6 +44,10 @@ def linear(
         return fp8_blocks.linear(
             x, weight, bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
         )
+    how = _ring(x, weight, gated=gated, residual=decode_gemm.adds_up(norm, residual, out))
+    if how is not None:
+        scale = weight.scale if weight.scale.shape[1] > 1 else weight.scale[:, 0]
+        return decode_gemm.linear(x, weight.codes, bias, norm, gated, residual, out_dtype, out, how, scale)
     on_gpu = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16)
     dtypes = {out_dtype or x.dtype, *(y.dtype for y in (x, out, residual) if y is not None)}
     is_taken, in_words = on_gpu and _is_taken(weight), on_gpu and _has_words(weight)
@@ -62,6 +72,22 @@ def linear(
         return _own_tiles(x, weight, bias, gated, adds, out)
     y = _product(x, weight, bias, adds, out)
     return silu_and_mul(y) if gated else y
+
+
+def _ring(x: torch.Tensor, weight: Codes, *, gated: bool, residual: bool) -> Plan | None:
+    """How few rows are multiplied by bytes that come through a ring in shared memory, if they are. residual: see
+    `decode_gemm.adds_up`."""
+    alike = weight.group == BLOCK or weight.group >= weight.columns
+    plain = weight.zero is weight.outer is None and weight.scale.dtype != torch.uint8
+    if not (on_cuda(x) and 0 < len(x) <= RING_ROWS.get(weight.kind, 0) and x.stride(1) == 1 and alike and plain):
+        return None
+    from quire.kernels.gemm.triton.plan import Ring
+
+    how = decode_gemm.plan_8_bits(x, weight.codes, gated=gated, residual=residual)
+    if not isinstance(how, Ring):
+        return None
+    # Of floats, one program a processor waits longer for its scales than the other kernel takes.
+    return how if weight.kind == "int8" or how.programs == 2 else None
 
 
 def _in_registers(x: torch.Tensor, weight: Codes) -> bool:

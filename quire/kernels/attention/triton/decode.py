@@ -246,6 +246,11 @@ def _decode_kernel(
         )  # fmt: skip
 
 
+# KV heads of rows, a processor, by a head's width: of so many programs what each takes to begin and to end counts.
+MANY_ROWS = {64: 3.5, 128: 48, 256: 0.9}
+TWO_WARPS = 16 * 256  # sums, which they have registers for
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """How the kernel is cut for a head's width, as measured on an H200."""
@@ -258,10 +263,16 @@ class Shape:
     lines: int  # fetched at once when shares are merged
 
 
-def shape(head_dim: int, element_size: int) -> Shape:
+def shape(head_dim: int, element_size: int, lines: int, rows: float) -> Shape:
+    """lines: queries of a KV head. rows: KV heads of them, a processor."""
     # A K tile of 8 KiB: several programs fit a processor and hide each other's latency.
-    tokens = max(8192 // (dot_width(head_dim) * element_size), 16)
-    return Shape(tokens, 2, 3, 3, 1, 32) if element_size == 1 else Shape(tokens, 4, 3, 3, 1, 32)
+    width = dot_width(head_dim)
+    tokens = max(8192 // (width * element_size), 16)
+    if element_size == 1:
+        return Shape(tokens, 2, 3, 3, 1, 32)
+    if width in MANY_ROWS and rows >= MANY_ROWS[width] and max(lines, 16) * width <= TWO_WARPS:
+        return Shape(max(tokens // 2, 16), 2, 4 if width == 128 else 3, 3, 1, 32)
+    return Shape(tokens, 4, 3, 3, 1, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +313,7 @@ def workspace_elements(
     """float32 elements for `decode` of any number of rows up to `max_rows`: partial results, then counters. drafted:
     (rows, queries each) of the largest step with several queries."""
     group = num_heads // num_kv_heads
-    programs = shape(head_dim, 2).programs  # the most of all dtypes
+    programs = shape(head_dim, 2, group, 0).programs  # the most of all dtypes
     places = max_rows + budget(max_rows, num_kv_heads, processors, programs)
     if drafted[0]:
         places = max(places, drafted[1] * (drafted[0] + budget(drafted[0], num_kv_heads, processors, programs)))
@@ -326,7 +337,8 @@ def schedule(
 ) -> Schedule:
     """See `quire.kernels.attention.paged`; `cut` and `wide` are for measuring."""
     group, processors = num_heads // num_kv_heads, num_processors(seq_lens.device)
-    cut = cut or shape(head_dim, element_size)
+    lines = group * (drafted[0] if drafted is not None else 1)
+    cut = cut or shape(head_dim, element_size, lines, len(seq_lens) * num_kv_heads / processors)
     extra = budget(len(seq_lens), num_kv_heads, processors, cut.programs)
     if drafted is not None:
         queries, first_lens = drafted
@@ -371,7 +383,8 @@ def decode(
     if not num_rows:
         return out
     group, prefix = num_heads // num_kv_heads, plan.prefix
-    cut = cut or shape(dim, k_cache.element_size())
+    rows = num_rows * num_kv_heads / num_processors(q.device)
+    cut = cut or shape(dim, k_cache.element_size(), group * plan.queries, rows)
     lines, counters = len(plan.items) * num_heads * plan.queries, num_rows * num_kv_heads
     prefix_lines = decode_prefix.places(num_rows, prefix.tile_rows, prefix.programs) * num_heads if prefix else 0
     needed = (lines + prefix_lines) * (dim + 1) + counters

@@ -32,11 +32,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.attention.triton.decode import LOG2_E
 from quire.kernels.attention.triton.prefill_softmax_sm90 import PARTS, rescale, softmax
-from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launch import has_pdl, next_power_of_2, num_processors
 
 PAGE = 16
 LINES = 64  # of a consumer: what its four warps' matrix instructions take
 SHORT, LONG = (64, 4), (128, 2)  # (BLOCK_N, STAGES): for rows of few tokens, where the diagonal weighs; for others
+WIDE = (64, 2)  # of wide heads, whose sums take most registers and whose queries take much of shared memory
 MAX_SHORT = 1024  # query tokens, as measured on an H200
 
 _built: set[tuple[object, ...]] = set()  # what kernels were compiled for
@@ -133,11 +134,11 @@ def _listen(notes, note_full, note_empty, turn):
 @gluon.jit
 def _bring(
     desc, pages, full, empty, step, table, tile, first_page, seq_len, kv_head,
-    WINDOW: gl.constexpr, BLOCK_N: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
+    WINDOW: gl.constexpr, BLOCK_N: gl.constexpr, WIDTH: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Starts the copies of a tile of K or V into its stage, once that is free."""
     PAGES: gl.constexpr = BLOCK_N // PAGE
-    PARTS: gl.constexpr = DIM // 64  # a page comes in parts of the swizzle's width, 128 bytes
+    PARTS: gl.constexpr = WIDTH // 64  # a page comes in parts of the swizzle's width, 128 bytes
     stage = step % STAGES
     last = (seq_len - 1) // PAGE
     page = ()
@@ -148,7 +149,7 @@ def _bring(
         page += (gl.load(table + index),)
     mbarrier.wait(empty.index(stage), (step // STAGES) & 1 ^ 1)
     ready = full.index(stage)
-    mbarrier.expect(ready, BLOCK_N * DIM * 2)
+    mbarrier.expect(ready, BLOCK_N * WIDTH * 2)
     for i in gl.static_range(PAGES):
         line = gl.minimum(seq_len - (tile * PAGES + i + 1) * PAGE, 0)
         for part in gl.static_range(PARTS):
@@ -162,7 +163,7 @@ def _bring(
 def _produce(
     k_desc, v_desc, k_pages, v_pages, k_full, k_empty, v_full, v_empty, notes, note_full, note_empty,
     items_ptr, num_items, table_ptr, table_stride,
-    KV_HEADS: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, WINDOW: gl.constexpr,
+    KV_HEADS: gl.constexpr, WIDTH: gl.constexpr, PAGE: gl.constexpr, WINDOW: gl.constexpr,
     TOKENS: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     step = 0
@@ -183,12 +184,12 @@ def _produce(
             if i < count:
                 _bring(
                     k_desc, k_pages, k_full, k_empty, step + i, table, last - i, first_page, seq_len, kv_head,
-                    WINDOW, BLOCK_N, DIM, PAGE, STAGES,
+                    WINDOW, BLOCK_N, WIDTH, PAGE, STAGES,
                 )  # fmt: skip
             if i > 0:
                 _bring(
                     v_desc, v_pages, v_full, v_empty, step + i - 1, table, last - i + 1, first_page, seq_len,
-                    kv_head, WINDOW, BLOCK_N, DIM, PAGE, STAGES,
+                    kv_head, WINDOW, BLOCK_N, WIDTH, PAGE, STAGES,
                 )  # fmt: skip
             if i == 1:  # not before: the consumers wait for the first tiles
                 next_kv_head, next_seat, next_seq_len, next_last, next_count, next_first_page = _look_up(
@@ -241,15 +242,14 @@ def _steps(
 @gluon.jit
 def _fetch_queries(
     q_tile, q_ptr, q_stride, kv_head, token, alive,
-    NUMBER: gl.constexpr, GROUP: gl.constexpr, TOKENS: gl.constexpr, LAYOUT: gl.constexpr,
+    NUMBER: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, TOKENS: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     LINES: gl.constexpr = q_tile.shape[0]
-    DIM: gl.constexpr = q_tile.shape[1]
     line = NUMBER * LINES + gl.arange(0, LINES, gl.SliceLayout(1, LAYOUT))
-    column = gl.arange(0, DIM, gl.SliceLayout(0, LAYOUT))
+    column = gl.arange(0, q_tile.shape[1], gl.SliceLayout(0, LAYOUT))
     at = (token + line // GROUP).to(gl.int64) * q_stride + (kv_head * GROUP + line % GROUP) * DIM
-    inside = (line < TOKENS * GROUP) & (line // GROUP < alive)
-    async_copy.async_copy_global_to_shared(q_tile, q_ptr + at[:, None] + column[None, :], inside[:, None])
+    inside = ((line < TOKENS * GROUP) & (line // GROUP < alive))[:, None] & (column < DIM)[None, :]
+    async_copy.async_copy_global_to_shared(q_tile, q_ptr + at[:, None] + column[None, :], inside)
     async_copy.commit_group()
 
 
@@ -257,18 +257,19 @@ def _fetch_queries(
 def _consume(
     q_ptr, out_ptr, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, notes, note_full, note_empty,
     q_stride, scale,
-    NUMBER: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, WINDOW: gl.constexpr,
-    TOKENS: gl.constexpr,
+    NUMBER: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr,
+    WINDOW: gl.constexpr, TOKENS: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = k_tiles.shape[0]
     BLOCK_N: gl.constexpr = k_tiles.shape[1]
+    AHEAD: gl.constexpr = q_tiles.shape[0] // 2  # items that have room for their queries
     LINES: gl.constexpr = q_tiles.shape[1]
-    DIM: gl.constexpr = q_tiles.shape[2]
+    WIDTH: gl.constexpr = q_tiles.shape[2]
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    ACC_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
+    ACC_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, ACC_LAYOUT, 2)
     LINE: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    Q_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+    Q_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
     MINE: gl.constexpr = _barrier("sync", NUMBER)
     NEXT: gl.constexpr = _barrier("arrive", 1 - NUMBER)
     if NUMBER == 1:  # the first turn is the other's
@@ -276,9 +277,11 @@ def _consume(
     step = 0
     turn = 0
     kv_head, token, alive, seq_len, last, masked, count = _listen(notes, note_full, note_empty, turn)
-    _fetch_queries(q_tiles.index(NUMBER), q_ptr, q_stride, kv_head, token, alive, NUMBER, GROUP, TOKENS, Q_LAYOUT)
+    _fetch_queries(
+        q_tiles.index(NUMBER), q_ptr, q_stride, kv_head, token, alive, NUMBER, GROUP, DIM, TOKENS, Q_LAYOUT
+    )  # fmt: skip
     while count > 0:
-        q_tile = q_tiles.index(turn % 2 * 2 + NUMBER)
+        q_tile = q_tiles.index(turn % AHEAD * 2 + NUMBER)
         turn += 1
         async_copy.wait_group(0)
         fence_async_shared()
@@ -287,7 +290,7 @@ def _consume(
         query_position = seq_len - alive + (NUMBER * LINES + gl.arange(0, LINES, LINE)) // GROUP
         top = gl.full([LINES], -1.0e29, gl.float32, LINE)  # finite, so that a wholly masked line makes no NaN
         total = gl.zeros([LINES, PARTS], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PARTS, 16]))
-        acc = gl.zeros([LINES, DIM], gl.float32, ACC_LAYOUT)
+        acc = gl.zeros([LINES, WIDTH], gl.float32, ACC_LAYOUT)
         stage = step % STAGES
         mbarrier.wait(k_full.index(stage), (step // STAGES) & 1)
         zero = gl.zeros([LINES, BLOCK_N], gl.float32, S_LAYOUT)
@@ -302,10 +305,11 @@ def _consume(
         next_kv_head, next_token, next_alive, next_seq_len, next_last, next_masked, next_count = _listen(
             notes, note_full, note_empty, turn
         )
-        _fetch_queries(
-            q_tiles.index(turn % 2 * 2 + NUMBER), q_ptr, q_stride, next_kv_head, next_token, next_alive,
-            NUMBER, GROUP, TOKENS, Q_LAYOUT,
-        )  # fmt: skip
+        if AHEAD == 2:
+            _fetch_queries(
+                q_tiles.index(turn % 2 * 2 + NUMBER), q_ptr, q_stride, next_kv_head, next_token, next_alive,
+                NUMBER, GROUP, DIM, TOKENS, Q_LAYOUT,
+            )  # fmt: skip
         gl.thread_barrier()  # or the compiler puts one into the loop, for these writes
         acc, p, top, total, step = _steps(
             acc, p, top, total, step, last - 1, count - 1, masked, q_tile, k_tiles, v_tiles,
@@ -323,9 +327,15 @@ def _consume(
         gl.thread_barrier()
         line = NUMBER * LINES + gl.arange(0, LINES, gl.SliceLayout(1, Q_LAYOUT))
         at = ((token + line // GROUP).to(gl.int64) * KV_HEADS + kv_head) * GROUP + line % GROUP
-        inside = (line < TOKENS * GROUP) & (line // GROUP < alive)
-        column = gl.arange(0, DIM, gl.SliceLayout(0, Q_LAYOUT))
-        gl.store(out_ptr + at[:, None] * DIM + column[None, :], q_tile.load(Q_LAYOUT), inside[:, None])
+        column = gl.arange(0, WIDTH, gl.SliceLayout(0, Q_LAYOUT))
+        inside = ((line < TOKENS * GROUP) & (line // GROUP < alive))[:, None] & (column < DIM)[None, :]
+        gl.store(out_ptr + at[:, None] * DIM + column[None, :], q_tile.load(Q_LAYOUT), inside)
+        if AHEAD == 1:
+            gl.thread_barrier()  # the result has left the queries' place
+            _fetch_queries(
+                q_tile, q_ptr, q_stride, next_kv_head, next_token, next_alive,
+                NUMBER, GROUP, DIM, TOKENS, Q_LAYOUT,
+            )  # fmt: skip
         kv_head = next_kv_head
         token = next_token
         alive = next_alive
@@ -340,16 +350,17 @@ def _consume(
 def _prefill_sm90_kernel(
     q_ptr, out_ptr, k_desc, v_desc, items_ptr, num_items, table_ptr, q_stride, table_stride, scale,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, DIM: gl.constexpr, PAGE: gl.constexpr, WINDOW: gl.constexpr,
-    LINES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
+    LINES: gl.constexpr, WIDTH: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     TOKENS: gl.constexpr = 2 * LINES // GROUP
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     COUNTER: gl.constexpr = mbarrier.MBarrierLayout()
-    PAGES: gl.constexpr = STAGES * (BLOCK_N // PAGE) * (DIM // 64)
-    q_tiles = gl.allocate_shared_memory(dtype, [4, LINES, DIM], SWIZZLED)  # of this item and the next
-    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, DIM], SWIZZLED)
-    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, DIM], SWIZZLED)
+    PAGES: gl.constexpr = STAGES * (BLOCK_N // PAGE) * (WIDTH // 64)
+    ITEMS: gl.constexpr = 2 if WIDTH <= 128 else 1  # this one and, where there is room, the next
+    q_tiles = gl.allocate_shared_memory(dtype, [2 * ITEMS, LINES, WIDTH], SWIZZLED)
+    k_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, WIDTH], SWIZZLED)
+    v_tiles = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, WIDTH], SWIZZLED)
     # A swizzled tile's columns lie in parts of 64, each part's lines one after the other: so do a page's.
     k_pages = k_tiles._reinterpret(dtype, [PAGES, 1, 1, PAGE, 64], k_desc.layout)
     v_pages = v_tiles._reinterpret(dtype, [PAGES, 1, 1, PAGE, 64], v_desc.layout)
@@ -372,26 +383,27 @@ def _prefill_sm90_kernel(
     if PDL:  # for all warps: the others start after this
         _asm("griddepcontrol.wait; // $0")
         _asm("griddepcontrol.launch_dependents; // $0")
+    CONSUMERS: gl.constexpr = 224 if WIDTH <= 128 else 232
     FIRST: gl.constexpr = 0
     SECOND: gl.constexpr = 1
     gl.warp_specialize(
         [
             (_consume, (
                 q_ptr, out_ptr, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                notes, note_full, note_empty, q_stride, scale, FIRST, KV_HEADS, GROUP, PAGE, WINDOW, TOKENS,
+                notes, note_full, note_empty, q_stride, scale, FIRST, KV_HEADS, GROUP, DIM, PAGE, WINDOW, TOKENS,
             )),
             (_consume, (
                 q_ptr, out_ptr, q_tiles, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                notes, note_full, note_empty, q_stride, scale, SECOND, KV_HEADS, GROUP, PAGE, WINDOW, TOKENS,
+                notes, note_full, note_empty, q_stride, scale, SECOND, KV_HEADS, GROUP, DIM, PAGE, WINDOW, TOKENS,
             )),
             (_produce, (
                 k_desc, v_desc, k_pages, v_pages, k_full, k_empty, v_full, v_empty, notes, note_full, note_empty,
                 items_ptr, num_items, table_ptr, table_stride,
-                KV_HEADS, DIM, PAGE, WINDOW, TOKENS, BLOCK_N, STAGES,
+                KV_HEADS, WIDTH, PAGE, WINDOW, TOKENS, BLOCK_N, STAGES,
             )),
         ],
         [4, 1],  # warps of the second consumer and of the producer
-        [224, 56],  # their registers; the first consumer gets the rest, 224
+        [CONSUMERS, 504 - 2 * CONSUMERS],  # their registers; the first consumer gets the rest
     )  # fmt: skip
 
 
@@ -399,7 +411,7 @@ def takes(kv_dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: in
     """Whether the kernel is made for such a model, on a device of capability 9.0."""
     return (
         kv_dtype in (torch.bfloat16, torch.float16)
-        and head_dim in (64, 128)
+        and head_dim in range(64, 257, 8)  # what the copy engine takes is multiples of 16 bytes
         and block_size == PAGE
         and num_heads // num_kv_heads <= 2 * LINES
     )
@@ -416,9 +428,20 @@ def _descriptor(cache: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), [1, 1, PAGE, 64], layout)
 
 
-def shape(max_query_len: int) -> tuple[int, int]:
+def width(head_dim: int) -> int:
+    """Columns of tiles; those behind a head's own are zeros."""
+    return max(next_power_of_2(head_dim), 64)
+
+
+def shapes(head_dim: int) -> tuple[tuple[int, int], ...]:
+    """All (BLOCK_N, STAGES) that there are."""
+    return (SHORT, LONG) if width(head_dim) <= 128 else (WIDE,)
+
+
+def shape(head_dim: int, max_query_len: int) -> tuple[int, int]:
     """(BLOCK_N, STAGES) for rows of up to so many query tokens."""
-    return SHORT if max_query_len <= MAX_SHORT else LONG
+    found = shapes(head_dim)
+    return found[0] if max_query_len <= MAX_SHORT else found[-1]
 
 
 def prefill(
@@ -445,13 +468,13 @@ def prefill(
     )  # fmt: skip
     options = {
         "KV_HEADS": num_kv_heads, "GROUP": num_heads // num_kv_heads, "DIM": dim, "PAGE": PAGE,
-        "WINDOW": sliding_window, "LINES": LINES, "PDL": pdl, "num_warps": 4, "launch_pdl": pdl,
+        "WINDOW": sliding_window, "LINES": LINES, "WIDTH": width(dim), "PDL": pdl, "num_warps": 4, "launch_pdl": pdl,
     }  # fmt: skip
     model = (q.device, q.dtype, num_heads, num_kv_heads, dim, sliding_window)
     if model not in _built:
-        for block_n, stages in (SHORT, LONG):
+        for block_n, stages in shapes(dim):
             _prefill_sm90_kernel.warmup(*arguments, BLOCK_N=block_n, STAGES=stages, grid=(1,), **options)
         _built.add(model)
-    block_n, stages = shape(max_query_len)
+    block_n, stages = shape(dim, max_query_len)
     grid = (min(len(tiles) * num_kv_heads, num_processors(q.device)),)
     _prefill_sm90_kernel[grid](*arguments, BLOCK_N=block_n, STAGES=stages, **options)

@@ -1,5 +1,5 @@
-"""x @ (weight · scale).T for up to 16 rows and a weight of 8-bit floats, with norm, gate and residual sum, for compute
-capability 9.0, in Gluon.
+"""x @ (weight · scale).T for up to 16 rows and a weight of 8-bit floats or integers, with norm, gate and residual sum,
+for compute capability 9.0, in Gluon.
 
 A program stays on its processor and works through units: 16 lines of the weight, or 8 gates and their ups. Its
 producer, one warp, has the bulk copy engine bring these in steps of 1,024 columns through a ring in shared memory, from
@@ -15,6 +15,9 @@ of two brings its largest number to where float16 ends. Of more rows that would 
 type, normed by a kernel before, and the weight's bits are moved to where that type has its sign and the last of its
 exponent, which are its numbers times a power of two: that is made up for in the sums, and x in bfloat16 is brought half
 the way.
+
+Scales are of lines, or of each 128 columns of a line: these are what one consumer's warp has of a step, whose sums are
+scaled before they are added to those of others.
 """
 
 from __future__ import annotations
@@ -88,17 +91,40 @@ def _converted():
 
 
 @gluon.constexpr_function
+def _integers(is_half, one):
+    """A word's integers 0 to 3, 128 more without a sign: in float16 behind the bits of 1024; in bfloat16 as many of its
+    least steps, times 2^101. The 128 are taken off then. `one`: neighbours make a pair, else every other."""
+    text = "{ .reg .b32 w, y; xor.b32 w, $4, 0x80808080; "
+    for pair in range(2):
+        if one:
+            text += f"prmt.b32 y, w, 0x64646464, {0x4342 if pair else 0x4140:#x}; "
+        elif is_half:
+            text += "shr.b32 w, w, 8; " if pair else ""
+            text += "lop3.b32 y, w, 0x00FF00FF, 0x64006400, 0xea; "
+        else:
+            text += "shr.b32 w, w, 8; " if pair else ""
+            text += "and.b32 y, w, 0x00FF00FF; "
+        text += "add.rn.f16x2 y, y, t; " if is_half else "fma.rn.bf16x2 y, y, by, t; "
+        first, second = (2 * pair, 2 * pair + 1) if one else (pair, pair + 2)
+        text += f"mov.b32 {{${first}, ${second}}}, y; "
+    known = "mov.b32 t, 0xE480E480; " if is_half else "mov.b32 t, 0xB300B300; mov.b32 by, 0x72007200; "
+    return text.replace("w, y; ", "w, y, t, by; " + known, 1) + "}"
+
+
+@gluon.constexpr_function
 def _four(dtype):
     return (dtype,) * 4
 
 
 @gluon.jit
-def _operands(words, like: gl.constexpr, ONE: gl.constexpr, LAYOUT: gl.constexpr):
+def _operands(words, like: gl.constexpr, ONE: gl.constexpr, INTEGERS: gl.constexpr, LAYOUT: gl.constexpr):
     """words [2, 8, 32 warps] → their numbers [warps, 16, 64] twice: two sums are twice as many products under way.
 
     The order of K is free: of moved bits every other number makes a pair."""
     W: gl.constexpr = words.shape[2] // 32
-    TEXT: gl.constexpr = _converted() if ONE else _moved(like == gl.float16)
+    HALF: gl.constexpr = like == gl.float16
+    FLOATS: gl.constexpr = _converted() if ONE else _moved(HALF)
+    TEXT: gl.constexpr = _integers(HALF, ONE) if INTEGERS else FLOATS
     words = words.reshape([16, W, 32]).permute([1, 0, 2])
     a, b, c, d = gl.inline_asm_elementwise(TEXT, "=h,=h,=h,=h,r", [words], dtype=_four(like), is_pure=True, pack=1)
     if ONE:
@@ -130,15 +156,16 @@ def _x_operands(kept, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _keep_rows(x_ptr, kept, M, begin, x_stride, K: gl.constexpr):
+def _keep_rows(x_ptr, kept, M, begin, x_stride, K: gl.constexpr, INTEGERS: gl.constexpr):
     """x from column `begin` on to `kept` [steps, rows, columns], zeros behind it; returns the factors that are left to
     the sums, of each row."""
     STEPS: gl.constexpr = kept.shape[0]
     ROWS: gl.constexpr = kept.shape[1]
     WIDTH: gl.constexpr = kept.shape[2]
     FLAT: gl.constexpr = _flat_layout(gl.num_warps(), ROWS)
-    POWER: gl.constexpr = 1.0 if kept.dtype == gl.float16 else 2.0**60
-    BACK: gl.constexpr = 2.0**8 if kept.dtype == gl.float16 else 2.0**60
+    HALF: gl.constexpr = kept.dtype == gl.float16
+    POWER: gl.constexpr = 1.0 if HALF or INTEGERS else 2.0**60
+    BACK: gl.constexpr = (1.0 if HALF else 2.0**32) if INTEGERS else (2.0**8 if HALF else 2.0**60)
     k = gl.arange(0, WIDTH, gl.SliceLayout(0, FLAT))[None, :]
     m = gl.arange(0, ROWS, gl.SliceLayout(1, FLAT))[:, None]
     for i in gl.static_range(STEPS):
@@ -260,10 +287,24 @@ def _add_up(
 
 
 @gluon.jit
+def _scales(scale_ptr, unit, block, N, blocks, GATED: gl.constexpr, MMA: gl.constexpr):
+    """Of a unit's lines, for the blocks from `block` on that warps have [warps, 16, 1]; 0 behind a line's `blocks`."""
+    line = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, MMA)))[None, :, None]
+    own = block + gl.arange(0, gl.num_warps(), gl.SliceLayout(1, gl.SliceLayout(2, MMA)))[:, None, None]
+    if GATED:
+        n = unit * 8 + line % 8
+        line = n + line // 8 * N
+    else:
+        n = unit * 16 + line
+        line = n
+    return gl.load(scale_ptr + line * blocks + own, (n < N) & (own < blocks), 0.0).to(gl.float32)
+
+
+@gluon.jit
 def _consume(
     x_ptr, scale_ptr, bias_ptr, gain_ptr, out_ptr, partial_ptr, counter_ptr, ring, kept, parts, full, empty,
-    M, N, x_stride, out_stride, eps, begin, group, groups, share, own, most,
-    K: gl.constexpr, SPLIT: gl.constexpr, STEPS: gl.constexpr,
+    M, N, x_stride, out_stride, blocks, eps, begin, group, groups, share, own, most,
+    K: gl.constexpr, SPLIT: gl.constexpr, STEPS: gl.constexpr, INTEGERS: gl.constexpr, BLOCKS: gl.constexpr,
     NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, EARLY: gl.constexpr,
     PDL: gl.constexpr,
 ):  # fmt: skip
@@ -278,6 +319,11 @@ def _consume(
     WORDS: gl.constexpr = _word_layout(W)
     LAYOUT: gl.constexpr = _results(W, OUTPUTS)
     RESULT: gl.constexpr = gl.SliceLayout(0, LAYOUT)
+    if BLOCKS:  # no kernel of a step writes them; they are asked for two steps ahead
+        times = _scales(scale_ptr, group, share * STEPS * W, N, blocks, GATED, MMA)
+        coming = _scales(
+            scale_ptr, group + 1 // STEPS * groups, (share * STEPS + 1 % STEPS) * W, N, blocks, GATED, MMA
+        )  # fmt: skip
     if PDL:
         gdc_wait()
         if EARLY:
@@ -285,7 +331,7 @@ def _consume(
     if ONE:
         left = _keep_row(x_ptr, gain_ptr, kept, eps, K, NORM)
     else:
-        left = _keep_rows(x_ptr, kept, M, 4 * begin, x_stride, K)
+        left = _keep_rows(x_ptr, kept, M, 4 * begin, x_stride, K, INTEGERS)
     factor = _in_columns(left, COLUMNS, RESULT)
     gl.thread_barrier()
     output = gl.arange(0, OUTPUTS, gl.SliceLayout(1, RESULT))
@@ -294,10 +340,12 @@ def _consume(
     parity = 0
     for i in range(own):
         n = (group + i * groups) * OUTPUTS + output
-        scale = gl.load(scale_ptr + n, n < N, 0.0)
+        scale = gl.full([OUTPUTS], 1.0, gl.float32, gl.SliceLayout(1, RESULT))
         up_scale = scale
-        if GATED:
-            up_scale = gl.load(scale_ptr + N + n, n < N, 0.0)
+        if not BLOCKS:
+            scale = gl.load(scale_ptr + n, n < N, 0.0).to(gl.float32)
+            if GATED:
+                up_scale = gl.load(scale_ptr + N + n, n < N, 0.0).to(gl.float32)
         in_out = (n < N)[:, None] & (column < M)[None, :]
         out_at = out_ptr + column[None, :] * out_stride + n[:, None]
         residual = 0.0
@@ -306,6 +354,10 @@ def _consume(
         acc = gl.zeros([W, 16, COLUMNS], gl.float32, MMA)
         other = gl.zeros([W, 16, COLUMNS], gl.float32, MMA)
         for step in range(STEPS):
+            if BLOCKS:
+                after = i * STEPS + step + 2
+                unit = group + after // STEPS * groups
+                later = _scales(scale_ptr, unit, (share * STEPS + after % STEPS) * W, N, blocks, GATED, MMA)
             mbarrier.wait(full.index(stage), parity)
             words = ring.index(stage).load(WORDS)
             x, x_late = _x_operands(kept.index(step), RIGHT)
@@ -317,9 +369,15 @@ def _consume(
             if stage == STAGES:
                 stage = 0
                 parity ^= 1
-            early, late = _operands(words, kept.dtype, ONE, LEFT)
-            acc = mma_v2(early, x, acc)
-            other = mma_v2(late, x_late, other)
+            early, late = _operands(words, kept.dtype, ONE, INTEGERS, LEFT)
+            if BLOCKS:
+                nothing = gl.zeros([W, 16, COLUMNS], gl.float32, MMA)
+                acc += (mma_v2(early, x, nothing) + mma_v2(late, x_late, nothing)) * times
+                times = coming
+                coming = later
+            else:
+                acc = mma_v2(early, x, acc)
+                other = mma_v2(late, x_late, other)
         parts.store(acc + other)
         gl.thread_barrier()
         y = gl.sum(parts.slice(0, OUTPUTS, 1).load(LAYOUT), axis=0) * (scale[:, None] * factor)
@@ -348,11 +406,12 @@ def _consume(
             )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["M", "units"])
+@gluon.jit(do_not_specialize=["M", "blocks", "units"])
 def _fp8_ring_kernel(
     x_ptr, w_desc, scale_ptr, bias_ptr, gain_ptr, out_ptr, partial_ptr, counter_ptr, M, N, x_stride, out_stride,
-    units, eps,
-    K: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr,
+    blocks, units, eps,
+    K: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr, SPLIT: gl.constexpr, INTEGERS: gl.constexpr,
+    BLOCKS: gl.constexpr,
     NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, EARLY: gl.constexpr,
     PDL: gl.constexpr, FLIGHT: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -382,8 +441,8 @@ def _fp8_ring_kernel(
         [
             (_consume, (
                 x_ptr, scale_ptr, bias_ptr, gain_ptr, out_ptr, partial_ptr, counter_ptr, ring, kept, parts, full, empty,
-                M, N, x_stride, out_stride, eps, begin, group, groups, share, own, most, K, SPLIT, STEPS, NORM,
-                GATED, BIAS, RESIDUAL, EARLY, PDL,
+                M, N, x_stride, out_stride, blocks, eps, begin, group, groups, share, own, most, K, SPLIT, STEPS,
+                INTEGERS, BLOCKS, NORM, GATED, BIAS, RESIDUAL, EARLY, PDL,
             )),
             (_produce, (w_desc, ring, full, empty, begin, group, groups, own, STEPS, FLIGHT, GATED)),
         ],
@@ -418,15 +477,15 @@ def linear(
 ) -> torch.Tensor:
     """x [m, k] → out [m, n]; with `residual` the result is added to what stands there. norm: of one row.
 
-    weight e4m3 and scale float32 of its lines, which are a multiple of 16 bytes long and apart, n a multiple of 8. See
-    `quire.kernels.gemm.linear`.
+    weight e4m3 or int8 [n, k], scale of its lines [n] or of their blocks of 128 columns [n, blocks]; lines are a
+    multiple of 16 bytes long and apart, n a multiple of 8. See `quire.kernels.gemm.linear`.
     """
     (m, k), n = x.shape, out.shape[1]
     gain, eps = norm or (x, 0.0)
     rows = 1 if m == 1 else 8 if m <= 8 else 16
     units = triton.cdiv(n, 8 if gated else 16)
     groups = min(units, plan.programs * num_processors(x.device) // plan.split)
-    partial = counters = scale
+    partial = counters = scale  # not read
     if plan.split > 1:
         sums = groups * plan.split * triton.cdiv(units, groups) * 16 * max(rows, 8)
         partial = torch.empty(sums, dtype=torch.float32, device=x.device)
@@ -434,7 +493,8 @@ def linear(
     pdl = has_pdl(x.device)
     _fp8_ring_kernel[(groups * plan.split,)](
         x, _described(weight, gated), scale, x if bias is None else bias, gain, out, partial, counters,
-        m, n, x.stride(0), out.stride(0), units, eps, K=k, ROWS=rows, STAGES=plan.stages, SPLIT=plan.split,
+        m, n, x.stride(0), out.stride(0), scale.stride(0), units, eps, K=k, ROWS=rows, STAGES=plan.stages,
+        SPLIT=plan.split, INTEGERS=weight.dtype == torch.int8, BLOCKS=scale.dim() == 2,
         NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual, EARLY=plan.early,
         FLIGHT=plan.flight, PDL=pdl, maxnreg=registers(k, plan), launch_pdl=pdl, **OPTIONS,
     )  # fmt: skip
