@@ -582,10 +582,14 @@ def prefill_flops(model: str, count: int, length: int) -> float:
     c = config_of(model)
     if _is_hybrid(model):
         every, _, all_products, _ = _hybrid(model, 1)
+        seen = all_products * length * length / 2
     else:
         layers, (weights, _, products) = c["num_hidden_layers"], attention_of(model)
-        every, all_products = layers * (weights + feed_forward(model, 1)), layers * products
-    attention = 2 * all_products * length * length / 2
+        every = layers * (weights + feed_forward(model, 1))
+        windowed = c.get("layer_types", []).count("sliding_attention")
+        window = min(length, c.get("sliding_window") or length)
+        seen = products * ((layers - windowed) * length**2 / 2 + windowed * window * (length - window / 2))
+    attention = 2 * seen
     return count * (2 * every * length + attention + 2 * c["vocab_size"] * c["hidden_size"])
 
 

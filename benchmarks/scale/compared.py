@@ -83,6 +83,8 @@ def compared(files: str = "", models: Sequence[str] | None = None, tests: Sequen
             continue
         found = {row["model"] for row in results["rows"] if row.get("test") in tests}
         for model in sorted(found & set(models or found) - NOT_MODELLED):
+            if not step_costs.has_steps(model):
+                continue  # no file has T2 of it
             for test in tests:
                 yield from FIGURES[test](path.name, model, results)
 

@@ -101,9 +101,19 @@ def fit(name: str, model: str) -> StepCosts:
     return fit_prompts(costs, micro.prompts) if micro.prompts else costs
 
 
+def has_steps(model: str) -> bool:
+    """Whether any file has a model's decode steps, without which it has no costs."""
+    return any(_rows(values(read(name), "T2", model, "step_ms")) for name in _all_files())
+
+
+def _all_files() -> list[str]:
+    """The latest first."""
+    return sorted((path.name for path in RESULTS.glob("*nvidia-h200*.json")), reverse=True)
+
+
 def _micro(name: str, model: str) -> Micro:
     """From the file; what it lacks from the latest other one that has it."""
-    names = [name, *sorted((path.name for path in RESULTS.glob("*nvidia-h200*.json")), reverse=True)]
+    names = [name, *_all_files()]
     decode = next(filter(None, (_rows(values(read(each), "T2", model, "step_ms")) for each in names)))
     prompts = next(filter(None, (values(read(each), "T3", model, "ttft_ms") for each in names)), {})
     facts = (read(each).get("settings", {}).get(model) for each in names)

@@ -1,0 +1,30 @@
+"""The tables of docs/performance.md are those of the files of results."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_says_what_the_files_say() -> None:
+    command = [sys.executable, "-m", "benchmarks.report", "--check"]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run python -m benchmarks.report"
+
+
+def test_who_is_better_is_bold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More tokens a second, fewer milliseconds."""
+    monkeypatch.setattr(report, "BESIDE_PEERS", ["llama-3.1-8b"])
+    monkeypatch.setattr(report, "peer", lambda *_: 100.0)
+    steps, rate = ("llama-3.1-8b", "T2", "batch=1", "step_ms"), ("llama-3.1-8b", "T1", "", "output_tok_s")
+    found = {steps: report.Measured(101.0, 90.0), rate: report.Measured(101.0, 200.0)}
+    monkeypatch.setattr(report, "measured", lambda *_: found)
+    lines = report.tables("0", "a").splitlines()
+    assert "| **101** | 100 | 200 |" in lines[2]
+    assert "| 101.000 | **100.000** | 90.000 |" in lines[4]
