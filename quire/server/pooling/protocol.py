@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +19,8 @@ Endianness = Literal["native", "little", "big"]
 
 class PoolingBase(Body):
     """What all of them share."""
+
+    family: ClassVar[str] = "pooling"
 
     model: str | None = None
     user: str | None = None
