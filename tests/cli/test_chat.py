@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from quire.cli import chat
+from quire.cli import chat, complete
 from quire.cli.conversation import Conversation
 from quire.cli.http_client import Server, read_events
 from quire.cli.talk import Local, Remote, TalkConfig, Thought
@@ -179,6 +179,18 @@ def test_what_a_server_refuses_is_explained_as_what_it_is(status: int, headers: 
 def test_text_that_is_none_is_not_sent() -> None:
     with pytest.raises(InputError, match="UTF-8"):
         Server("http://127.0.0.1:1").send("POST", "/v1/completions", {"prompt": "a\udcff"})
+
+
+@pytest.mark.parametrize("module", [chat, complete])
+def test_bytes_that_are_no_text_are_told(
+    module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"h\xff\n"), encoding="utf-8"))
+    try:
+        module.run(["--url", "http://127.0.0.1:1", "--model-name", "m"])
+    except InputError as error:
+        print(error, file=sys.stderr)
+    assert "the text is not valid UTF-8" in capsys.readouterr().err
 
 
 def test_an_error_within_a_stream_is_told() -> None:
