@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -59,6 +60,15 @@ class InputBody(PoolingBase):
 
 
 class EmbeddingBody(InputBody):
+    instead: ClassVar[Mapping[str, str]] = {
+        "embedding_types": "encoding_format",
+        "input_type": "task",
+        "max_tokens": "truncate_prompt_tokens",
+        "output_dimension": "dimensions",
+        "texts": "input",
+        "truncate": "truncate_prompt_tokens and truncation_side",
+    }
+
     encoding_format: EncodingFormat = "float"
     embed_dtype: EmbedDtype = "float32"
     endianness: Endianness = "native"
