@@ -81,6 +81,7 @@ same name means the same; what is not is refused by name, so that nothing is ign
 | tool and reasoning parsers | flags | found by the chat template; the flags overrule |
 | an engine that dies | requests fail | another takes its place, and streams go on ([faults](faults.md)) |
 | torch.compile, CUDA graphs | `--compilation-config` | nothing is compiled; graphs by themselves, `--enforce-eager` for none |
+| methods of `LLM`, `LLMEngine` and `AsyncLLM` | | the same names; of those that are none here (`sleep`, `update_weights`, …) the error says what to use |
 | overload | queues without end | refused with `Retry-After` by predicted wait (`--max-queue-seconds`) |
 
 Generated from the options (`make docs`).

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Unpack, cast
 from msgspec.structs import force_setattr
 
 from quire.config.engine_args import EngineArgs
+from quire.config.model import ModelConfig
 from quire.config.typed_options import EngineOptions
 from quire.engine.client import EngineClient, EngineInfo
 from quire.foundation.errors import InputError
@@ -22,6 +23,7 @@ from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.inputs import Prompt, PromptLike, as_list, build, read_prompt, tokenize
 from quire.frontend.interrupts import deferred_interrupt
 from quire.frontend.llm_engine import LLMEngine
+from quire.frontend.names_elsewhere import NamesElsewhere
 from quire.frontend.outputs import RequestState
 from quire.frontend.pooling.api import Adapted, PoolingAPI
 from quire.frontend.progress import ProgressFactory, PromptProgress
@@ -39,7 +41,7 @@ from quire.frontend.tokenization.truncation import (
     encode_texts,
 )
 from quire.frontend.tools import read_tool_choice, read_tools
-from quire.types.adapter import Adapter
+from quire.types.adapter import Adapter, LoRARequest
 from quire.types.metrics import Metric
 from quire.types.output import BeamSearchOutput, CompletionOutput, RequestOutput
 from quire.types.request import EngineRequest, TokenIds, token_list
@@ -49,7 +51,7 @@ Params = SamplingParams | Sequence[SamplingParams]
 T = TypeVar("T")
 
 
-class LLM(PoolingAPI):
+class LLM(PoolingAPI, NamesElsewhere):
     """A model ready to generate, or to embed, classify and score.
 
         llm = LLM("Qwen/Qwen3-0.6B", max_model_len=4096)
@@ -91,6 +93,7 @@ class LLM(PoolingAPI):
         self._tokenizer, self._client, self._processor = engine.tokenizer, engine.client, engine.processor
         self._request_numbers = itertools.count()
         self._turns = threading.RLock()  # held by the thread that drives the engine
+        self._enqueued: list[tuple[RequestState, LoRARequest | None]] = []
 
     def generate(
         self,
@@ -216,6 +219,72 @@ class LLM(PoolingAPI):
                 _split(answer, plan)
         return outputs
 
+    def enqueue(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        sampling_params: Params | None = None,
+        lora_request: Adapted = None,
+        priority: int | Sequence[int] | None = None,
+        *,
+        use_tqdm: bool | ProgressFactory = True,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue prompts, to be answered together with others: `wait_for_completion` has them run.
+
+        Args:
+            prompts: as `generate` takes them, like all others.
+            sampling_params: likewise.
+            lora_request: likewise.
+            priority: likewise.
+            use_tqdm: has no effect; progress is shown where it is waited for.
+            tokenization_kwargs: as `generate` takes it.
+
+        Returns:
+            The ids of their requests, in order.
+
+        Raises:
+            InputError: a prompt or its parameters cannot run. None is queued then.
+            EngineDeadError: the engine has stopped.
+        """
+        del use_tqdm
+        given = [read_prompt(prompt, takes_embeds=True) for prompt in as_list(prompts)]
+        options = TokenizationOptions.of(tokenization_kwargs, None, None)
+        special = options.special(True)
+        requests = self._build(given, sampling_params, priority, options, lora_request, add_special_tokens=special)
+        with self._turns:
+            request_states = self._submit(requests, [prompt.text for prompt in given])
+            self._enqueued += zip(request_states, _one_each(lora_request, given, "lora_request"), strict=True)
+        return list(requests)
+
+    def wait_for_completion(
+        self, output_type: type[Any] | None = None, *, use_tqdm: bool | ProgressFactory = True
+    ) -> list[RequestOutput]:
+        """The answers to all that was queued by `enqueue` since the last call.
+
+        Args:
+            output_type: of the outputs, which are RequestOutput.
+            use_tqdm: show progress.
+
+        Returns:
+            The outputs, in the order in which they were queued.
+
+        Raises:
+            InputError: another type of outputs is wanted.
+            EngineDeadError: the engine has stopped.
+            KeyboardInterrupt: Ctrl-C; what was queued is aborted, and the engine stays usable.
+        """
+        if output_type not in (None, RequestOutput):
+            raise InputError("enqueue queues prompts to be answered: output_type is RequestOutput", "output_type")
+        with self._turns:
+            enqueued, self._enqueued = self._enqueued, []
+            request_states = [request_state for request_state, _ in enqueued]
+            with PromptProgress(len(enqueued), use_tqdm) as progress, deferred_interrupt() as interrupted:
+                self._finish_all(request_states, progress, interrupted)
+        outputs = [request_state.take() for request_state in request_states]
+        for output, (_, adapted) in zip(outputs, enqueued, strict=True):
+            output.lora_request = adapted
+        return outputs
+
     def beam_search(
         self,
         prompts: PromptLike | Sequence[PromptLike],
@@ -293,17 +362,21 @@ class LLM(PoolingAPI):
             PromptProgress(len(requests), use_tqdm) as progress,
             deferred_interrupt() as interrupted,
         ):
-            request_states = [
-                self._processor.add(children, number, text)
-                for (number, children), text in zip(requests.items(), texts, strict=True)
-            ]
-            try:
-                for request in itertools.chain.from_iterable(requests.values()):
-                    self.llm_engine.submit(request)
-                self._finish_all(request_states, progress, interrupted)
-            except BaseException:
-                self._abort(request_states)
-                raise
+            request_states = self._submit(requests, texts)
+            self._finish_all(request_states, progress, interrupted)
+        return request_states
+
+    def _submit(self, requests: Mapping[str, list[EngineRequest]], texts: Sequence[str | None]) -> list[RequestState]:
+        request_states = [
+            self._processor.add(children, number, text)
+            for (number, children), text in zip(requests.items(), texts, strict=True)
+        ]
+        try:
+            for request in itertools.chain.from_iterable(requests.values()):
+                self.llm_engine.submit(request)
+        except BaseException:
+            self._abort(request_states)
+            raise
         return request_states
 
     def _adapters(self, lora_request: Adapted, prompts: Sequence[Any]) -> list[Adapter | None]:
@@ -345,14 +418,22 @@ class LLM(PoolingAPI):
     def _finish_all(
         self, request_states: Sequence[RequestState], progress: PromptProgress, interrupted: Callable[[], bool]
     ) -> None:
-        left = {request_state.request_id for request_state in request_states}
-        while left:
-            for request_state in self.llm_engine.turn():
-                if request_state.finished and request_state.request_id in left:
-                    left.remove(request_state.request_id)
-                    progress.done(request_state.num_prompt_tokens, request_state.num_output_tokens)
-            if interrupted():
-                raise KeyboardInterrupt
+        """Until all have finished. What was queued may have done so beside others."""
+        left = {request_state.request_id: request_state for request_state in request_states}
+        try:
+            news = request_states
+            while True:
+                for request_state in news:
+                    if request_state.finished and left.pop(request_state.request_id, None) is not None:
+                        progress.done(request_state.num_prompt_tokens, request_state.num_output_tokens)
+                if interrupted():
+                    raise KeyboardInterrupt
+                if not left:
+                    return
+                news = self.llm_engine.turn()
+        except BaseException:
+            self._abort(request_states)
+            raise
 
     def _abort(self, request_states: Sequence[RequestState]) -> None:
         self.llm_engine.abort_request([request_state.request_id for request_state in request_states])
@@ -411,6 +492,31 @@ class LLM(PoolingAPI):
         if self._tokenizer is None:
             raise InputError("this engine works on token ids only (skip_tokenizer_init)", "prompt")
         return self._tokenizer
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Devices that compute.
+
+        Args:
+            include_dp: those of all engine cores, not of one.
+        """
+        runtime = self.info.resolved.config.runtime
+        return runtime.num_ranks * (runtime.data_parallel_size if include_dp else 1)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """As it was asked for."""
+        return self.llm_engine.model_config
+
+    @property
+    def runner_type(self) -> str:
+        """ "generate" or "pooling"."""
+        return "generate" if self.info.resolved.pooler is None else "pooling"
+
+    @property
+    def supported_tasks(self) -> tuple[str, ...]:
+        """What the model does as it runs: "generate", or tasks of PoolingParams."""
+        pooler = self.info.resolved.pooler
+        return ("generate",) if pooler is None else tuple(pooler.tasks)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The defaults that the model's generation_config.json asks for."""

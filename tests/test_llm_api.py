@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import signal
 import threading
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 import quire
 from quire.foundation.errors import ConfigError, ContextLengthError, EngineDeadError, InputError
+from quire.frontend.async_engine import AsyncLLM
+from quire.frontend.llm_engine import LLMEngine
+from quire.frontend.names_elsewhere import INSTEAD
 from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.llm import LLM
 from quire.types.sampling import BeamSearchParams, RequestOutputKind, SamplingParams
@@ -172,6 +176,59 @@ def test_ctrl_c_aborts_and_leaves_the_engine_usable(tokenizer: Tokenizer) -> Non
     assert client.num_steps == 4
     assert signal.getsignal(signal.SIGINT) is before
     assert llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)[0].finished
+
+
+def test_what_is_queued_runs_beside_others_and_is_had_in_order(tokenizer: Tokenizer) -> None:
+    llm = make(tokenizer)
+    assert llm.wait_for_completion() == []
+    long, short = (SamplingParams(max_tokens=n, ignore_eos=True) for n in (30, 2))
+    ids = llm.enqueue(["a", "b"], [long, short]) + llm.enqueue([5, 6], short)
+    assert len(set(ids)) == 3
+    assert llm.generate("c", SamplingParams(max_tokens=9, ignore_eos=True), use_tqdm=False)[0].finished
+    with pytest.raises(ValueError, match="output_type"):
+        llm.wait_for_completion(str)
+    outputs = llm.wait_for_completion(use_tqdm=False)
+    assert [output.request_id for output in outputs] == ids
+    assert [output.prompt for output in outputs] == ["a", "b", None]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [30, 2, 2]
+    assert llm.wait_for_completion() == []
+    with pytest.raises(ValueError, match="temperature"):
+        llm.enqueue(["a", "b"], [long, SamplingParams(temperature=-1)])
+
+
+def test_ctrl_c_while_waiting_aborts_what_was_queued(tokenizer: Tokenizer) -> None:
+    llm = make(tokenizer, max_model_len=10_000)
+    client = client_of(llm)
+    poll = client.poll
+
+    def poll_and_interrupt(timeout: float | None = None) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return poll(timeout)
+
+    llm.enqueue(["a", "b"], SamplingParams(max_tokens=None, ignore_eos=True))
+    client.poll = poll_and_interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.wait_for_completion(use_tqdm=False)
+    assert not client.running
+
+
+def test_names_that_scripts_use(tokenizer: Tokenizer) -> None:
+    llm = make(tokenizer)
+    assert llm.get_world_size() == llm.get_world_size(include_dp=False) == 1
+    assert llm.runner_type == "generate"
+    assert llm.supported_tasks == ("generate",)
+    assert llm.model_config is llm.llm_engine.model_config
+
+
+@pytest.mark.parametrize("kind", [LLM, LLMEngine, AsyncLLM])
+@pytest.mark.parametrize("name", sorted(INSTEAD))
+def test_names_of_other_engines_say_what_to_use(kind: Any, name: str) -> None:
+    engine = kind.__new__(kind)
+    assert not hasattr(engine, name)
+    with pytest.raises(AttributeError, match=re.escape(INSTEAD[name])):
+        getattr(engine, name)
+    with pytest.raises(AttributeError, match=r"'no_such_name'$"):
+        engine.no_such_name  # noqa: B018
 
 
 def test_a_dead_engine_says_so(tokenizer: Tokenizer) -> None:

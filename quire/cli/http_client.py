@@ -10,6 +10,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any
 
+from quire.foundation.error_codes import entries
 from quire.foundation.errors import InputError
 
 
@@ -30,7 +31,15 @@ class Server:
         return self._url.geturl()
 
     def send(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
-        """path: the whole of it. Raises InputError if nobody answers, or with anything but 200."""
+        """path: the whole of it.
+
+        Raises InputError if nobody answers, or with anything but 200 (its code is then the server's), or for text that
+        no server can be sent.
+        """
+        try:
+            content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise InputError("the text is not valid UTF-8", "prompt") from None
         host, port = self._url.hostname or "", self._url.port
         connection: http.client.HTTPConnection
         if self._url.scheme == "https":
@@ -38,12 +47,15 @@ class Server:
         else:
             connection = http.client.HTTPConnection(host, port)
         try:
-            connection.request(method, path, None if body is None else json.dumps(body), self._headers)
+            connection.request(method, path, content, self._headers)
             response = connection.getresponse()
         except OSError as error:
             raise InputError(f"no server answers at {self}: {error}", "url") from None
         if response.status != 200:
-            raise InputError(f"the server answered {response.status}: {_message(response.read())}", "url")
+            refused = InputError(f"the server answered {response.status}: {_message(response.read())}", "url")
+            code = response.getheader("x-error-code")
+            refused.code = code if code in entries() else None
+            raise refused
         return response
 
     def first_model(self) -> str:

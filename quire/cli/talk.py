@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import signal
 import sys
 import time
@@ -63,6 +64,8 @@ class Talker(Protocol):
 
 
 def open_talker(talk: TalkConfig, config: EngineConfig) -> Talker:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # bytes that are no text: refused where the line is sent
     return Remote(talk, config.model.model) if talk.url else Local(talk, config)
 
 

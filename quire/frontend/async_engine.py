@@ -14,6 +14,7 @@ import msgspec
 
 from quire.config.engine import EngineConfig
 from quire.config.engine_args import EngineArgs
+from quire.config.model import ModelConfig
 from quire.config.resolve import resolve
 from quire.engine.client import EngineClient, EngineInfo, start_process
 from quire.engine.totals import keep_rising
@@ -24,6 +25,7 @@ from quire.frontend.adapters import AdapterNames, read_adapter
 from quire.frontend.beam_search import BeamSearch, alternatives
 from quire.frontend.inputs import Prompt, PromptLike, build, main_eos, read_prompt
 from quire.frontend.journal import log_death
+from quire.frontend.names_elsewhere import NamesElsewhere
 from quire.frontend.outputs import OutputProcessor, RequestState
 from quire.frontend.pooling import requests as pooling
 from quire.frontend.reply_formats import Formats, find_formats
@@ -75,7 +77,7 @@ class Outage:
         return f"the engine died and is being started again, for {self.seconds:.0f} s so far: {self.cause}"
 
 
-class AsyncLLM:
+class AsyncLLM(NamesElsewhere):
     """Generates for many callers at once, on the event loop it was started in."""
 
     def __init__(self, client: EngineClient, tokenizer: Tokenizer | None) -> None:
@@ -514,6 +516,24 @@ class AsyncLLM:
         return self._client.info
 
     @property
+    def is_running(self) -> bool:
+        return self._dead_error is None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._dead_error is not None
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """As it was asked for."""
+        return self.info.resolved.config.model
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """What the model does as it runs: "generate", or tasks of PoolingParams."""
+        pooler = self.info.resolved.pooler
+        return ("generate",) if pooler is None else tuple(pooler.tasks)
+
+    @property
     def errored(self) -> bool:
         return self._dead_error is not None
 
@@ -560,6 +580,10 @@ class AsyncLLM:
         stats = msgspec.convert(await self.call("stats"), EngineStats)
         keep_rising(stats, self._stats)
         self._stats = stats
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self._tokenizer
 
     def get_tokenizer(self) -> Tokenizer | None:
         """None if the engine works on token ids only."""

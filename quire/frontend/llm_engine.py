@@ -21,6 +21,7 @@ from quire.frontend.adapters import AdapterNames, read_adapter
 from quire.frontend.inputs import PromptLike, build, read_prompt
 from quire.frontend.interrupts import INTERRUPT_SECONDS, deferred_interrupt
 from quire.frontend.journal import log_death
+from quire.frontend.names_elsewhere import NamesElsewhere
 from quire.frontend.outputs import OutputProcessor, RequestState
 from quire.frontend.pooling import requests as pooling
 from quire.frontend.tokenization.tokenizer import Tokenizer, load_tokenizer
@@ -44,7 +45,7 @@ class Added(NamedTuple):
     pooling: tuple[str, PoolingParams] | None  # task and params
 
 
-class LLMEngine:
+class LLMEngine(NamesElsewhere):
     """Requests are added, and each `step` gives the news of all of them. For one thread.
 
     engine = LLMEngine.from_engine_args(EngineArgs(model="Qwen/Qwen3-0.6B"))

@@ -22,6 +22,7 @@ from quire.parsers.either import content_or_calls
 from quire.types.output import Spent
 from quire.types.reply import (
     CallArguments,
+    CallEnd,
     CallStart,
     Content,
     NamedTool,
@@ -244,6 +245,8 @@ class ReplyParser:
         self._calls_end_it = calls_end_it
         self._binds_calls = binds_calls
         self._has_calls = False
+        self._is_in_call = False
+        self._cuts_call = False
 
     def feed(self, text: str) -> list[Piece]:
         """What `text` made certain."""
@@ -262,6 +265,7 @@ class ReplyParser:
         if self._tools is None:
             return pieces
         kept = self._calls(self._tools.finish())
+        self._cuts_call = is_cut and self._is_in_call
         if is_cut and self._binds_calls:
             kept = [piece for piece in kept if not isinstance(piece, Content) or piece.text.isspace()]
         return pieces + kept
@@ -290,8 +294,10 @@ class ReplyParser:
         self.feed, self.finish = timed_feed, timed_finish  # type: ignore[method-assign]
 
     def finish_reason(self, reason: str | None) -> str | None:
-        """The engine's reason as clients expect it: an answer that ended with calls, not forced by name, says so."""
-        return "tool_calls" if reason == "stop" and self._has_calls and self._calls_end_it else reason
+        """The engine's reason as clients expect it: an answer that ended with calls, not forced by name, says so. Not
+        one that a stop string ended amid a call, whose arguments are no JSON."""
+        is_of_calls = self._has_calls and self._calls_end_it and not self._cuts_call
+        return "tool_calls" if reason == "stop" and is_of_calls else reason
 
     def _rest(self, pieces: Iterable[Piece]) -> list[Piece]:
         """Only what is not reasoning goes to the parser of calls; without one there are no calls."""
@@ -305,8 +311,11 @@ class ReplyParser:
         return found
 
     def _calls(self, pieces: list[Piece]) -> list[Piece]:
-        if not self._has_calls:
-            self._has_calls = any(isinstance(piece, CallStart) for piece in pieces)
+        for piece in pieces:
+            if isinstance(piece, CallStart):
+                self._has_calls = self._is_in_call = True
+            elif isinstance(piece, CallEnd):
+                self._is_in_call = False
         return pieces
 
 

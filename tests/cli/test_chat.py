@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import http.server
 import io
 import json
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quire.cli import chat
+from quire.cli import chat, complete
 from quire.cli.conversation import Conversation
-from quire.cli.http_client import read_events
+from quire.cli.http_client import Server, read_events
 from quire.cli.talk import Local, Remote, TalkConfig, Thought
 from quire.cli.view import View, split_done
+from quire.foundation.error_codes import entry_of
 from quire.foundation.errors import InputError
 
 
@@ -134,6 +139,58 @@ def test_calls_come_in_parts_and_reasoning_apart() -> None:
     assert pieces == ["hm"]
     assert isinstance(pieces[0], Thought)
     assert remote.tool_calls == [{"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
+
+
+@contextlib.contextmanager
+def refusing(status: int, headers: dict[str, str]) -> Iterator[str]:
+    """The URL of a server that refuses everything."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(b'{"error": {"message": "too hot"}}')
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "code"),
+    [
+        (400, {"x-error-code": "bad-sampling"}, "bad-sampling"),
+        (400, {"x-error-code": "of another time"}, "no-server"),
+        (502, {}, "no-server"),
+    ],
+)
+def test_what_a_server_refuses_is_explained_as_what_it_is(status: int, headers: dict[str, str], code: str) -> None:
+    """Not by how servers are found: it is there."""
+    with refusing(status, headers) as url, pytest.raises(InputError, match="too hot") as caught:
+        Server(url).send("POST", "/v1/completions", {"prompt": "a"})
+    assert entry_of(caught.value).code == code
+
+
+def test_text_that_is_none_is_not_sent() -> None:
+    with pytest.raises(InputError, match="UTF-8"):
+        Server("http://127.0.0.1:1").send("POST", "/v1/completions", {"prompt": "a\udcff"})
+
+
+@pytest.mark.parametrize("module", [chat, complete])
+def test_bytes_that_are_no_text_are_told(
+    module: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"h\xff\n"), encoding="utf-8"))
+    try:
+        module.run(["--url", "http://127.0.0.1:1", "--model-name", "m"])
+    except InputError as error:
+        print(error, file=sys.stderr)
+    assert "the text is not valid UTF-8" in capsys.readouterr().err
 
 
 def test_an_error_within_a_stream_is_told() -> None:

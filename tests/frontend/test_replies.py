@@ -168,6 +168,27 @@ def test_a_reply_is_the_sum_of_its_pieces_and_a_named_call_is_no_reason() -> Non
         assert parser.finish_reason("length") == "length"
 
 
+CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('<tool_call>\n{"name": "f", "arguments": {"', "stop"),
+        (
+            '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {',
+            "stop",
+        ),
+        ('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call> and', "tool_calls"),
+    ],
+)
+def test_a_stop_string_amid_a_call_is_no_end_by_calls(text: str, reason: str) -> None:
+    parser = plan(formats(reasoning=None), tools=LOOSE).parser()
+    reply = Reply().add(parser.feed(text)).add(parser.finish(is_cut=True))
+    assert reply.tool_calls[0].name == "f"
+    assert parser.finish_reason("stop") == reason
+
+
 # Which formats a model has
 
 

@@ -11,7 +11,9 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer
 
+from quire.foundation.errors import InputError
 from quire.frontend.pooling.prompts import PairEncoder
+from quire.frontend.templates.chat import ChatTemplate
 from quire.frontend.tokenization.tokenizer import Tokenizer
 
 LETTERS = list("abcdef")
@@ -83,3 +85,28 @@ def test_what_the_file_says_stands(tmp_path: Path) -> None:
     raw.post_processor = processors.TemplateProcessing(single="[SEP] $A", pair="$A $B", special_tokens=[("[SEP]", 1)])
     ours = Tokenizer(saved(tmp_path, raw, "bert", tokenizer_class="BertTokenizer", **OF_BERT))
     assert ours.encode("a") == [1, raw.token_to_id("a")]
+
+
+PAIR = "{% for m in messages if m.role in ('query', 'document') %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "{{ instruction }}",
+        "{% set instruction = instruction | default('b') %}{{ instruction }}",
+        "{{ messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first }}",
+    ],
+)
+def test_an_instruction_reaches_a_template_that_reads_one(before: str, tmp_path: Path) -> None:
+    ours = Tokenizer(saved(tmp_path, pieces(OF_ROBERTA), "bert", **OF_ROBERTA))
+    encoder = PairEncoder(ours, template=ChatTemplate(before + PAIR), instruction="ab")
+    (found,) = encoder.encode([("c", "de")])
+    assert list(found.token_ids) == ours.encode("abcde", add_special_tokens=False)
+
+
+@pytest.mark.parametrize("template", [None, ChatTemplate(PAIR)])
+def test_an_instruction_that_nobody_reads_is_refused(template: ChatTemplate | None, tmp_path: Path) -> None:
+    ours = Tokenizer(saved(tmp_path, pieces(OF_ROBERTA), "bert", **OF_ROBERTA))
+    with pytest.raises(InputError, match="instruction"):
+        PairEncoder(ours, template=template, instruction="ab")

@@ -4,17 +4,11 @@ do on command: hang, die, answer ten thousand tokens a second."""
 from __future__ import annotations
 
 import asyncio
-import atexit
 import functools
-import shutil
-import tempfile
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
-
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers
 
 from quire.config.engine import EngineConfig
 from quire.config.model_info import ModelInfo
@@ -39,17 +33,8 @@ TEMPLATE = """{% for m in messages %}{{ m.role }}: {{ m.content }}
 
 @functools.cache
 def byte_tokenizer() -> Tokenizer:
-    """A real tokenizer in which every byte is the token of its number."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # the others follow from U+0100 on
-    others = [byte for byte in range(256) if byte not in plain]
-    vocab = {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-    raw = RawTokenizer(models.BPE(vocab, []))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    raw.decoder = decoders.ByteLevel()
-    folder = Path(tempfile.mkdtemp(prefix="quire-bytes-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    raw.save(str(folder / "tokenizer.json"))
-    return Tokenizer(folder)
+    """A real tokenizer in which every byte is the token of its number. Processes beside a server read it as well."""
+    return Tokenizer(Path(__file__).parent / "byte_tokenizer")
 
 
 def make_info(**options: Any) -> EngineInfo:

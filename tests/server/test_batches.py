@@ -13,6 +13,7 @@ import openai
 import pytest
 from openai.types import Batch
 
+from quire.server.batches.lines import count_lines, read_lines
 from tests.server.process import ServerProcess, server_process, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -91,6 +92,15 @@ def test_every_line_is_answered_as_if_it_had_been_asked(client: openai.OpenAI) -
         assert got["response"]["status_code"] == 200
         direct = client.chat.completions.create(model="quire-demo", **asked["body"])
         assert got["response"]["body"]["choices"][0]["message"]["content"] == direct.choices[0].message.content
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As programs on Windows write it."""
+    file = tmp_path / "in.jsonl"
+    for content, lines in (("\ufeff{}\r\n\r\n{}\n", [b"{}\r\n", b"{}\n"]), ("\ufeff\n{}", [b"{}"]), ("\ufeff", [])):
+        file.write_bytes(content.encode())
+        assert [line.raw for line in read_lines(file, 1000)] == lines
+        assert count_lines(file) == len(lines)
 
 
 def test_a_bad_line_harms_no_other(client: openai.OpenAI) -> None:

@@ -318,3 +318,35 @@ def test_a_body_may_come_as_slowly_as_the_server_reads(hasty: Served) -> None:
     finally:
         hasty.llm.delay = 0.0
     assert httpx.get(f"{hasty.url}/livez").status_code == 200
+
+
+# -- HTTP/1.0 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alive", [b"", b"Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_clients_of_http_1_0_get_no_chunks(echo: Served, alive: bytes, stream: bool) -> None:
+    """nginx speaks 1.0 to its upstreams unless it is told otherwise. The end of the connection is that of the reply."""
+    body = json.dumps({"prompt": "hello", "max_tokens": 4, "stream": stream}).encode()
+    with connect(echo) as connection:
+        connection.sendall(head(len(body), alive).replace(b"HTTP/1.1", b"HTTP/1.0") + body)
+        headers, _, content = read_all(connection).partition(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 200"), headers
+    assert b"transfer-encoding" not in headers.lower()
+    assert (b"content-length: %d" % len(content) in headers.lower()) is not stream
+    if stream:
+        assert content.startswith(b"data: {")
+        assert content.endswith(b"\n\ndata: [DONE]\n\n")
+    else:
+        assert json.loads(content)["choices"][0]["text"] == "hell"
+
+
+@pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models", "/dashboard", "/nothing"])
+def test_http_1_0_gets_what_http_1_1_gets(echo: Served, path: str) -> None:
+    with connect(echo) as connection:
+        connection.sendall(b"GET %b HTTP/1.0\r\n\r\n" % path.encode())
+        headers, _, content = read_all(connection).partition(b"\r\n\r\n")
+    same = echo.client.get(path)
+    assert int(headers.split()[1]) == same.status_code
+    assert b"transfer-encoding" not in headers.lower()
+    assert len(content) == len(same.content) or path == "/metrics"

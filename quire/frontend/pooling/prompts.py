@@ -17,6 +17,7 @@ from quire.frontend.tokenization.tokenizer import Tokenizer
 from quire.frontend.tokenization.truncation import NO_TRUNCATION, Truncation
 
 Pair = tuple[str, str]
+_INSTRUCTION = "instruction"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class PairEncoder:
     """How two texts become one prompt. query_limit, document_limit: tokens of each, 0 for no limit.
 
     template: of a decoder that was trained on questions in words; it writes the messages of roles query and document.
+    instruction: what makes a document fit; it takes a template that has a variable of this name or a system message.
     """
 
     tokenizer: Tokenizer
@@ -32,6 +34,22 @@ class PairEncoder:
     document_limit: int = 0
     template: ChatTemplate | None = None
     template_kwargs: Mapping[str, Any] | None = None
+    instruction: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises InputError for an instruction that nobody would read."""
+        if self.instruction is not None and not (self._names_instruction or self._has_system):
+            raise InputError(
+                "instruction needs a model whose chat template for pairs reads an instruction", "instruction"
+            )
+
+    @property
+    def _names_instruction(self) -> bool:
+        return self.template is not None and _INSTRUCTION in self.template.pick(with_tools=False).forms.variables
+
+    @property
+    def _has_system(self) -> bool:
+        return self.template is not None and _speaks_of(self.template, "system")
 
     def encode(self, pairs: Sequence[Pair]) -> list[PoolingPrompt]:
         for pair in pairs:
@@ -68,7 +86,12 @@ class PairEncoder:
             for text, most in zip(pair, (self.query_limit, self.document_limit), strict=True)
         )
         messages = [{"role": "query", "content": query}, {"role": "document", "content": document}]
-        text = render(messages, None, template, add_generation_prompt=True, kwargs=self.template_kwargs)
+        kwargs = dict(self.template_kwargs or {})
+        if self.instruction is not None and self._names_instruction:
+            kwargs.setdefault(_INSTRUCTION, self.instruction)
+        elif self.instruction is not None:
+            messages.insert(0, {"role": "system", "content": self.instruction})
+        text = render(messages, None, template, add_generation_prompt=True, kwargs=kwargs)
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         limit = self.truncation.limit
         if limit is not None and len(ids) > limit:
@@ -80,8 +103,8 @@ class PairEncoder:
                     f"have {rest} tokens",
                     "truncate_prompt_tokens",
                 )
-            messages[1]["content"] = self._shortened(document, limit - rest)
-            text = render(messages, None, template, add_generation_prompt=True, kwargs=self.template_kwargs)
+            messages[-1]["content"] = self._shortened(document, limit - rest)
+            text = render(messages, None, template, add_generation_prompt=True, kwargs=kwargs)
             ids = self.tokenizer.encode(text, add_special_tokens=False)[:limit]
         return PoolingPrompt(ids)
 
@@ -95,9 +118,13 @@ class PairEncoder:
 def pair_template(tokenizer: Tokenizer, info: EngineInfo) -> ChatTemplate | None:
     """The chat template if it is one for pairs: it speaks of the roles query and document."""
     template = tokenizer.template
-    source = "" if template is None else template.sources.get("default", "")
-    speaks = all(f"'{role}'" in source or f'"{role}"' in source for role in ("query", "document"))
+    speaks = template is not None and _speaks_of(template, "query") and _speaks_of(template, "document")
     return template if speaks and pooler_of(info).kind == "classify" else None
+
+
+def _speaks_of(template: ChatTemplate, role: str) -> bool:
+    source = template.sources.get("default", "")
+    return f"'{role}'" in source or f'"{role}"' in source
 
 
 def _prompt(encoding: Encoding) -> PoolingPrompt:

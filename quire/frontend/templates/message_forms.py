@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from jinja2 import nodes
 from jinja2.meta import find_undeclared_variables
@@ -19,6 +19,7 @@ class MessageForms:
     text: bool = True  # no: it is looped over and never asked whether it is a string; a text becomes one part
     null: bool = False  # it is asked whether it is none: such a template (DeepSeek's) tells a call by that
     tools: bool = False  # they are a message's own (Phi 4 mini, GLM 4), and nothing else shows the model any
+    variables: frozenset[str] = field(default=frozenset(), compare=False)  # that it reads, of those it is given
 
 
 def message_forms(tree: nodes.Template) -> MessageForms:
@@ -26,11 +27,13 @@ def message_forms(tree: nodes.Template) -> MessageForms:
     asked = {test.name for test in tree.find_all(nodes.Test) if is_content(test.node)}
     parts = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
     tools = any(_name(node) == _TOOLS for node in tree.find_all((nodes.Getattr, nodes.Getitem)))
+    variables = frozenset(find_undeclared_variables(tree))
     return MessageForms(
         parts=parts,
         text=not parts or "string" in asked,
         null="none" in asked,
-        tools=tools and _TOOLS not in find_undeclared_variables(tree),
+        tools=tools and _TOOLS not in variables,
+        variables=variables,
     )
 
 

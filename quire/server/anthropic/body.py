@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -60,6 +60,23 @@ class ToolChoiceOptions(Body):
 class CountTokensBody(Body):
     """What decides on the prompt."""
 
+    family: ClassVar[str] = "generation"
+    instead: ClassVar[Mapping[str, str]] = {
+        "documents": "chat_template_kwargs",
+        "input": "messages",
+        "instructions": "system",
+        "max_completion_tokens": "max_tokens",
+        "max_output_tokens": "max_tokens",
+        "parallel_tool_calls": "tool_choice",
+        "prompt": "messages",
+        "reasoning": "output_config.effort",
+        "reasoning_effort": "output_config.effort",
+        "response_format": "output_config.format",
+        "stop": "stop_sequences",
+        "structured_outputs": "output_config.format",
+        "text": "output_config.format",
+        "thinking_token_budget": "thinking.budget_tokens",
+    }
     unsupported: ClassVar[tuple[str, ...]] = ("container", "mcp_servers", "kv_transfer_params", "ec_transfer_params")
     without_effect: ClassVar[tuple[str, ...]] = (*WITHOUT_EFFECT, "compaction")
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import secrets
+from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,8 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[Line]:
             raw = file.readline(max_bytes + 1)
             if not raw:
                 return
+            if number == 1:
+                raw = raw.removeprefix(BOM_UTF8)  # as programs on Windows write it
             is_too_long = len(raw) > max_bytes and not raw.endswith(b"\n")
             rest = raw
             while is_too_long and rest and not rest.endswith(b"\n"):
@@ -75,7 +78,7 @@ def _take(lines: Iterator[Line]) -> list[Line]:
 def count_lines(path: Path) -> int:
     """Lines that are not blank."""
     with open(path, "rb") as file:
-        return sum(1 for line in file if not line.isspace())
+        return sum(1 for line in file if line.removeprefix(BOM_UTF8).strip())
 
 
 class LineRunner:

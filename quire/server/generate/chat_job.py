@@ -17,7 +17,7 @@ from quire.frontend.structured import grammar_of
 from quire.frontend.templates.chat import continued_text
 from quire.frontend.tools import read_tool_choice, read_tools
 from quire.server.generate import generation
-from quire.server.generate.chat_prompt import render_chat
+from quire.server.generate.chat_prompt import render_chat, template_kwargs
 from quire.server.generate.conversation import count_turns, shortened
 from quire.server.generate.generation import Generation, PromptIds
 from quire.server.generate.params import NAMES, field_names, sampling_params
@@ -61,7 +61,7 @@ class ChatJob:
         with field_names(self.names):
             self.params = self._params()
             self.wish = self._wish()
-        self.template_kwargs = self._template_kwargs()
+        self.template_kwargs = template_kwargs(self.service, self.body)
 
     async def plan(self, messages: Messages | ReadChat) -> tuple[PromptIds, ReplyPlan]:
         """The prompt of a conversation, and what its answers are made of."""
@@ -156,20 +156,6 @@ class ChatJob:
             grammar=None if structured is None else grammar_of(structured),
             close_at_limit=structured is not None and structured.close_at_limit,
         )
-
-    def _template_kwargs(self) -> dict[str, Any]:
-        """The request's own come before what its fields mean, and those before the server's."""
-        body = self.body
-        kwargs = dict(self.service.config.replies.default_chat_template_kwargs)
-        if body.documents is not None:
-            kwargs["documents"] = body.documents
-        if body.reasoning_effort is not None:
-            kwargs["reasoning_effort"] = body.reasoning_effort
-            is_on = body.reasoning_effort != "none"
-            kwargs["enable_thinking"] = kwargs["thinking"] = is_on  # templates know one or the other
-        if body.verbosity is not None:
-            kwargs["verbosity"] = body.verbosity
-        return kwargs | body.chat_template_kwargs
 
 
 def conversations_of(body: ChatFields) -> list[list[dict[str, Any]]] | list[ReadChat]:

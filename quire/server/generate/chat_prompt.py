@@ -63,6 +63,20 @@ async def render_chat(
         return await on_thread(call) if _is_big(messages, tools, template_kwargs) else call()
 
 
+def template_kwargs(service: Service, body: ChatFields | TokenizeBody) -> dict[str, Any]:
+    """The request's own come before what its fields mean, and those before the server's."""
+    kwargs = dict(service.config.replies.default_chat_template_kwargs)
+    if body.documents is not None:
+        kwargs["documents"] = body.documents
+    if body.reasoning_effort is not None:
+        kwargs["reasoning_effort"] = body.reasoning_effort
+        is_on = body.reasoning_effort != "none"
+        kwargs["enable_thinking"] = kwargs["thinking"] = is_on  # templates know one or the other
+    if body.verbosity is not None:
+        kwargs["verbosity"] = body.verbosity
+    return kwargs | body.chat_template_kwargs
+
+
 def _trusted(service: Service) -> Mapping[str, str]:
     """The special tokens that a request's own template may write. Raises InputError if it may have none."""
     if not service.serve.trust_request_chat_template:

@@ -16,6 +16,8 @@ from quire.server.http.field_limits import MIB
 from quire.types.sampling import MAX_N
 
 INT64 = 2**63
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+Verbosity = Literal["low", "medium", "high"]
 # What a beam search does not look at, and would change its answers.
 NOT_WITH_BEAMS = (
     "stop",
@@ -39,6 +41,8 @@ NOT_WITH_BEAMS = (
 
 class LabelledBody(Body):
     """What every request that generates says of itself."""
+
+    family: ClassVar[str] = "generation"
 
     model: str | None = None
     stream: bool = False
@@ -117,7 +121,7 @@ class GenerationBody(LabelledBody):
     def _check_together(self) -> GenerationBody:
         if self.stream_options is not None and not self.stream:
             raise InputError("stream_options needs stream=true", "stream_options")
-        if self.stream and self.prompt_logprobs:
+        if self.stream and self.prompt_logprobs is not None:
             raise InputError("prompt_logprobs cannot be streamed; use stream=false", "prompt_logprobs")
         if self.use_beam_search:
             self._check_beams()
@@ -134,6 +138,15 @@ class GenerationBody(LabelledBody):
 
 
 class CompletionBody(GenerationBody):
+    instead: ClassVar[Mapping[str, str]] = {
+        "input": "prompt",
+        "max_completion_tokens": "max_tokens",
+        "max_output_tokens": "max_tokens",
+        "stop_sequences": "stop",
+        "token_ids": "prompt",
+        "top_logprobs": "logprobs",
+    }
+
     prompt: Any = None  # checked in `prompts`: a union here would report one error a branch
     prompt_embeds: str | list[str] | None = None  # base64, one each
     add_special_tokens: bool = True
@@ -198,6 +211,19 @@ class ChatFields(GenerationBody):
         "store",
     )
     max_bytes: ClassVar[Mapping[str, int]] = {"documents": 2 * MIB}
+    instead: ClassVar[Mapping[str, str]] = {
+        "input": "messages",
+        "instructions": "a system message",
+        "max_output_tokens": "max_completion_tokens",
+        "output_config": "response_format and reasoning_effort",
+        "output_format": "response_format",
+        "prompt": "messages",
+        "reasoning": "reasoning_effort",
+        "stop_sequences": "stop",
+        "system": "a system message",
+        "text": "response_format and verbosity",
+        "thinking": "reasoning_effort or chat_template_kwargs",
+    }
 
     max_completion_tokens: int | None = Field(None, le=INT64 - 1)
     logprobs: bool = False
@@ -205,10 +231,10 @@ class ChatFields(GenerationBody):
     tools: list[dict[str, Any]] | None = Field(None, min_length=1)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     include_reasoning: bool = True
     modalities: list[Literal["text"]] | None = None  # what answers are made of
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
     thinking_token_budget: int | None = Field(None, ge=-1)
     max_thinking_tokens: int | None = Field(None, ge=-1)
     documents: list[dict[str, Any]] | None = None
@@ -256,6 +282,9 @@ class ChatBatchBody(ChatFields):
 
 
 class TokenizeBody(Body):
+    unsupported: ClassVar[tuple[str, ...]] = ("truncate_prompt_tokens", "mm_processor_kwargs")
+    max_bytes: ClassVar[Mapping[str, int]] = {"documents": 2 * MIB}
+
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = Field(None, min_length=1)
@@ -263,6 +292,9 @@ class TokenizeBody(Body):
     return_token_strs: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Verbosity | None = None
+    documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_generation_prompt: bool | None = None

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import orjson
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, model_validator
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticUndefined
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.foundation.aside import LONG
@@ -38,6 +39,21 @@ SCHEMAS = {  # the fields that hold them
     "output_config": {"format": {"schema": _TEXT}},
     "output_format": {"schema": _TEXT},
 }
+# Fields that change no answer, wherever they are known.
+CHANGES_NOTHING = frozenset(
+    {
+        "metadata",
+        "model",
+        "prompt_cache_key",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "shared",
+        "store",
+        "stream_options",
+        "user",
+    }
+)
 _LONG_BODY = "quire.long_body"  # in the scope of a request that has one
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -58,11 +74,14 @@ class Body(BaseModel):
     """Base of all request bodies: exact types, `null` means "not given", unknown fields are ignored.
 
     What the official clients know is a field, or it is `unsupported`, or it is `without_effect`, as docs/api.md says.
+    A field of another body of its `family` that would change the answer there is refused, unless it says what is usual.
     """
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, protected_namespaces=())
     unsupported: ClassVar[tuple[str, ...]] = ()  # fields that would change the answer: not to be dropped silently
     without_effect: ClassVar[tuple[str, ...]] = ()  # fields that change nothing here
+    family: ClassVar[str] = ""  # bodies that ask for the same in different ways
+    instead: ClassVar[Mapping[str, str]] = {}  # what fields of others of its family are called here
     within: ClassVar[str] = ""  # the field that holds this
     also_read: ClassVar[tuple[str, ...]] = ()  # fields that are handed on to another body
     max_bytes: ClassVar[Mapping[str, int]] = {}  # of fields whose limit differs from that of others by their name
@@ -73,6 +92,11 @@ class Body(BaseModel):
         _fail_fast(schema)
         return schema
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        super().__pydantic_init_subclass__(**kwargs)
+        _foreign.cache_clear()  # a body more may have fields more
+
     @model_validator(mode="before")
     @classmethod
     def _read_given(cls, data: Any) -> Any:
@@ -82,7 +106,45 @@ class Body(BaseModel):
             if data.get(name):
                 path = f"{cls.within}.{name}" if cls.within else name
                 raise InputError(f"{path} is not supported by this version", cls.within or name)
+        if cls.family:
+            _refuse_foreign(cls, data)
         return {key: value for key, value in data.items() if value is not None}
+
+
+def _refuse_foreign(kind: type[Body], data: Mapping[str, Any]) -> None:
+    """Raises InputError for a field that another endpoint has, and would be dropped here."""
+    usual = _foreign(kind)
+    for name in sorted(data.keys() & usual.keys()):
+        value = data[name]
+        says_nothing = value is None or value in ("", [], {})
+        if not says_nothing and not any(_is_same(value, one) for one in usual[name]):
+            instead = f"; use {kind.instead[name]}" if name in kind.instead else ""
+            raise InputError(f"{name} is not a field of this endpoint{instead}", name)
+
+
+def _is_same(value: Any, usual: Any) -> bool:
+    return bool(value == usual) and isinstance(value, bool) is isinstance(usual, bool)
+
+
+@cache
+def _foreign(kind: type[Body]) -> Mapping[str, tuple[Any, ...]]:
+    """The fields that others of its family have and it has not, with what is usual there."""
+    family = [other for other in _subclasses(Body) if other.family == kind.family]
+    known = CHANGES_NOTHING.union(kind.also_read)
+    for other in [kind, *_subclasses(kind)]:  # what decides on a prompt may be asked with all of the request
+        known = known.union(other.model_fields, other.unsupported, other.without_effect)
+    found: dict[str, tuple[Any, ...]] = {}
+    for other in family:
+        found.update({name: (False,) for name in other.unsupported if name not in known and name not in found})
+        for name, field in other.model_fields.items():
+            usual = field.get_default(call_default_factory=True)
+            if name not in known:
+                found[name] = (*found.get(name, ()), *(() if usual is PydanticUndefined else (usual,)))
+    return found
+
+
+def _subclasses(kind: type[Body]) -> list[type[Body]]:
+    return [found for child in kind.__subclasses__() for found in (child, *_subclasses(child))]
 
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -250,12 +312,9 @@ def name_of(kind: type[Body]) -> str:
 
 def kind_of(name: str) -> type[Body]:
     """Of the kinds that there are by now."""
-    pending: list[type[Body]] = [Body]
-    while pending:
-        kind = pending.pop()
+    for kind in _subclasses(Body):
         if name_of(kind) == name:
             return kind
-        pending += kind.__subclasses__()
     raise KeyError(name)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -19,6 +20,8 @@ Endianness = Literal["native", "little", "big"]
 
 class PoolingBase(Body):
     """What all of them share."""
+
+    family: ClassVar[str] = "pooling"
 
     model: str | None = None
     user: str | None = None
@@ -57,6 +60,15 @@ class InputBody(PoolingBase):
 
 
 class EmbeddingBody(InputBody):
+    instead: ClassVar[Mapping[str, str]] = {
+        "embedding_types": "encoding_format",
+        "input_type": "task",
+        "max_tokens": "truncate_prompt_tokens",
+        "output_dimension": "dimensions",
+        "texts": "input",
+        "truncate": "truncate_prompt_tokens and truncation_side",
+    }
+
     encoding_format: EncodingFormat = "float"
     embed_dtype: EmbedDtype = "float32"
     endianness: Endianness = "native"

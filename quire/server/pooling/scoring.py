@@ -80,15 +80,16 @@ async def _score(job: PoolingJob, body: PairBody, pairs: list[Pair]) -> list[flo
     info = service.running().info
     cut = Truncation.of(body.truncate_prompt_tokens, body.truncation_side, info)
     if job.task in (EMBED, TOKEN_EMBED):
+        for name in ("instruction", "chat_template_kwargs"):
+            if getattr(body, name):
+                raise InputError(f"{name} has no place where texts are compared by their vectors", name)
         return await _compare(job, body, pairs, cut)
     tokenizer = service.tokenizer()
     template = pair_template(tokenizer, info)
-    kwargs: dict[str, Any] = dict(body.chat_template_kwargs)
-    if body.instruction is not None:
-        if template is None:
-            raise InputError("instruction needs a model with a chat template for pairs", "instruction")
-        kwargs.setdefault("instruction", body.instruction)
-    encoder = PairEncoder(tokenizer, cut, body.max_tokens_per_query, body.max_tokens_per_doc, template, kwargs)
+    if template is None and body.chat_template_kwargs:
+        raise InputError("chat_template_kwargs needs a model with a chat template for pairs", "chat_template_kwargs")
+    limits = (body.max_tokens_per_query, body.max_tokens_per_doc)
+    encoder = PairEncoder(tokenizer, cut, *limits, template, body.chat_template_kwargs, body.instruction)
     _check_size(pairs, info.max_model_len)
     prompts = await service.encoder.encode_pairs(encoder, pairs)
     return [float(output.outputs.data[0]) for output in await job.run(prompts)]

@@ -86,9 +86,26 @@ class TextOptions(Body):
 
 
 class CountBody(Body):
-    also_read: ClassVar[tuple[str, ...]] = SHARED
     """What decides on the prompt."""
 
+    family: ClassVar[str] = "generation"
+    also_read: ClassVar[tuple[str, ...]] = SHARED
+    instead: ClassVar[Mapping[str, str]] = {
+        "documents": "chat_template_kwargs",
+        "logprobs": "include",
+        "max_completion_tokens": "max_output_tokens",
+        "max_tokens": "max_output_tokens",
+        "max_thinking_tokens": "thinking_token_budget",
+        "messages": "input",
+        "output_config": "text and reasoning",
+        "output_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "response_format": "text.format",
+        "stop_sequences": "stop",
+        "system": "instructions",
+        "thinking": "reasoning or chat_template_kwargs",
+        "verbosity": "text.verbosity",
+    }
     unsupported: ClassVar[tuple[str, ...]] = ("prompt", "conversation", "personality")
     without_effect: ClassVar[tuple[str, ...]] = (
         "image",

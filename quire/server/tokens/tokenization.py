@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from quire.foundation.aside import LONG, aside
 from quire.foundation.errors import InputError
 from quire.frontend.tokenization.tokenizer import Tokenizer
-from quire.server.generate.chat_prompt import render_chat
+from quire.server.generate.chat_prompt import render_chat, template_kwargs
 from quire.server.generate.protocol import DetokenizeBody, TokenizeBody
 from quire.server.http.body import openapi_body, read_body
 from quire.server.http.errors import ApiError
@@ -41,8 +41,7 @@ async def tokenized(request: Request, body: TokenizeBody) -> bytes:
     service: Service = request.app.state.service
     engine, special = service.running(), body.add_special_tokens
     if body.messages is not None:
-        kwargs = service.config.replies.default_chat_template_kwargs | body.chat_template_kwargs
-        text = await render_chat(service, body, kwargs, messages=body.messages)
+        text = await render_chat(service, body, template_kwargs(service, body), messages=body.messages)
         ids = await service.encoder.tokens(text, add_special_tokens=bool(special))
     else:
         assert body.prompt is not None
