@@ -32,6 +32,7 @@ INSTEAD = {
     "do_log_stats": "`get_metrics` of LLM and `stats` of AsyncLLM tell what is counted; stat_loggers log it",
     "is_tracing_enabled": "traces are of servers: see otlp_traces_endpoint",
     "set_tokenizer": "give tokenizer=... to the start",
+    "request_counter": "requests are numbered by themselves: an output has its `request_id`",
 }
 
 
