@@ -7,12 +7,15 @@ import contextlib
 import logging
 import signal
 import socket
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from quire.config.route import RouteConfig
 from quire.foundation.errors import ConfigError
 from quire.foundation.heap import settle_heap
+from quire.foundation.http10 import unchunked_for_old
 from quire.foundation.log import get_logger, setup
 from quire.router.app import RouterApp
 
@@ -51,6 +54,7 @@ async def _serve(config: RouteConfig) -> int:
     server = _Server(
         uvicorn.Config(
             app,
+            http=_Protocol,
             log_level="warning",
             access_log=False,
             lifespan="off",
@@ -83,6 +87,11 @@ async def _serve(config: RouteConfig) -> int:
         with contextlib.suppress(asyncio.CancelledError):
             await looking
     return 0
+
+
+class _Protocol(HttpToolsProtocol):
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        super()._start_asgi_task(cycle, unchunked_for_old(app, cycle))
 
 
 class _Server(uvicorn.Server):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -113,6 +114,20 @@ def test_answers_come_byte_for_byte(
     (status, names, said), (status_here, names_here, said_here) = essence(there), essence(here)
     assert (status_here, names_here) == (status, names)
     assert _timeless(said_here) == _timeless(said)
+
+
+def test_clients_of_http_1_0_get_no_chunks(routed: str) -> None:
+    """As nginx before it."""
+    host, _, port = routed.removeprefix("http://").partition(":")
+    content = json.dumps(body("Hello", stream=True)).encode()
+    head = b"POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(head % len(content) + content)
+        with connection.makefile("rb") as file:
+            headers, _, said = file.read().partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in headers.lower()
+    assert said.startswith(b"data: {")
+    assert said.endswith(b"data: [DONE]\n\n")
 
 
 def _timeless(content: bytes) -> Any:

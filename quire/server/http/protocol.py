@@ -16,11 +16,12 @@ from typing import Any
 
 import httptools
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from quire.config.serve import ServeConfig
+from quire.foundation.http10 import unchunked_for_old
 from quire.foundation.log import get_logger
 from quire.server.http.errors import CODES, asks_as_anthropic, error_body, is_anthropic
 from quire.server.http.limits import IS_GONE
@@ -192,9 +193,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return given if _REQUEST_ID.fullmatch(given) else b"req_" + secrets.token_hex(12).encode()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        if cycle.scope["http_version"] == "1.0":
-            app = _Unchunked(app, cycle)
-        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]
+        super()._start_asgi_task(cycle, unchunked_for_old(app, cycle))
 
     # -- time ----------------------------------------------------------------------------------------------------
 
@@ -296,24 +295,3 @@ class BoundedHttpProtocol(HttpToolsProtocol):
                 headers.append(b"x-request-id: req_" + secrets.token_hex(12).encode())
             self.transport.write(b"\r\n".join([b"HTTP/1.1 %d %b" % (status, _REASONS[status]), *headers, b"", body]))
         self.transport.close()
-
-
-class _Unchunked:
-    """The app to a client of HTTP/1.0, which knows no chunks: what has no length ends with the connection."""
-
-    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
-        self._app, self._cycle = app, cycle
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        cycle, has_length = self._cycle, True
-
-        async def send_plainly(message: Message) -> None:
-            nonlocal has_length
-            if message["type"] == "http.response.start":
-                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
-                cycle.chunked_encoding = None if has_length else False
-            elif not has_length:
-                cycle.expected_content_length = len(message.get("body", b""))  # of each part, as it comes
-            await send(message)
-
-        await self._app(scope, receive, send_plainly)
