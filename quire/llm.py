@@ -419,12 +419,13 @@ class LLM(PoolingAPI, NamesElsewhere):
         self, request_states: Sequence[RequestState], progress: PromptProgress, interrupted: Callable[[], bool]
     ) -> None:
         """Until all have finished. What was queued may have done so beside others."""
-        left = {request_state.request_id: request_state for request_state in request_states}
+        left = {request_state.request_id for request_state in request_states}
         try:
             news = request_states
             while True:
                 for request_state in news:
-                    if request_state.finished and left.pop(request_state.request_id, None) is not None:
+                    if request_state.finished and request_state.request_id in left:
+                        left.remove(request_state.request_id)
                         progress.done(request_state.num_prompt_tokens, request_state.num_output_tokens)
                 if interrupted():
                     raise KeyboardInterrupt
