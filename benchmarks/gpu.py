@@ -58,7 +58,8 @@ def run_child(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=["qwen3-0.6b", "llama-3.1-8b"])
-    parser.add_argument("--tests", nargs="+", default=TESTS, help='of T1 T1b T2 T3 T4 T6; "T2=1,16", "T2@32768=1,8"')
+    cases = 'of T1 T1b T2 T3 T4 T6; "T2=1,16", "T2@32768=1,8", "T3@131000"'
+    parser.add_argument("--tests", nargs="+", default=TESTS, help=cases)
     parser.add_argument("--quantization", help="of all models: see the option of that name")
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     parser.add_argument("--options", default="{}", help="engine options as a JSON object")

@@ -7,7 +7,8 @@ T3 is the median of five calls (three for the large one). All requests ignore th
 With several ranks a row's case begins with how they share the model: "tp=2,", "pp=2,", "cp=2,", "tp=2,pp=2,", or
 "ep=2," where they have whole experts, "dp=2," where each has all. Floors are then those of as many GPUs, but for a
 step's time in stages, which are one behind the other, and in copies. "T2=1,16" is T2 of these batches alone;
-"T2@32768=1,8" the time of a step after prompts of so many tokens, which both runs find in the prefix cache.
+"T2@32768=1,8" the time of a step after prompts of so many tokens, which both runs find in the prefix cache;
+"T3@131000" T3 of one prompt of so many tokens alone.
 """
 
 from __future__ import annotations
@@ -139,8 +140,10 @@ class Bench:
             floor = self.step_floor(batch, context + count // 2)
             self.emit("T2", f"context={context},batch={batch}", "step_ms", statistics.median(times), "ms", floor)
 
-    def t3(self) -> None:
+    def t3(self, one: int = 0) -> None:
+        """one: the length of the only prompt."""
         cases = [(length, 1, 5) for length in workloads.T3_LENGTHS] + [(workloads.T3_MANY[1], workloads.T3_MANY[0], 3)]
+        cases = [(one, 1, 3)] if one else cases
         for length, count, repeats in cases:
             times = [self.generate(workloads.t3(length, count, r), 0.0) for r in range(repeats)]
             seconds = statistics.median(times)
@@ -164,6 +167,9 @@ class Bench:
         self.generate(workloads.warmup(), 0.0)
         if name == "steps":
             self.steps(case)
+            return
+        if name.startswith("T3@"):
+            self.t3(int(name[3:]))
             return
         if name.startswith("T2@"):
             self.t2_at(int(name[3:]), case)

@@ -45,6 +45,7 @@ VOCAB = 128256
 DENSE, SPARSE = "llama-3.1-8b", "qwen3-30b-a3b"
 LAYOUTS = ["one", "tp", "cp", "pp", "ep", "dp"]
 TESTS = ["T1", "T1b", "T2", "T3"]
+LONG = "T3@131000"
 SUMS = ["ours", "few", "many", "twice", "library", "one shot", "two shot"]
 
 
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--engines", action="store_true", help="whole engines instead of sums")
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, choices=LAYOUTS)
     parser.add_argument("--models", nargs="+", default=[DENSE, SPARSE])
-    parser.add_argument("--tests", nargs="+", default=TESTS, choices=TESTS, help="none but these")
+    parser.add_argument("--tests", nargs="+", default=TESTS, choices=[*TESTS, LONG], help="none but these")
     parser.add_argument("--seconds", type=float, default=560.0, help="that all engines together may take")
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
@@ -96,9 +97,9 @@ def _plan(
         tests = {"one": ["T1"], "ep": ["T1"]}
         if not is_sparse:
             tests = {
-                "one": ["T1", "T1b", "T2=1", "T3"],
+                "one": ["T1", "T1b", "T2=1", "T3", LONG],
                 "tp": ["T1", "T2=1", "T3"],
-                "cp": ["T3"],
+                "cp": ["T3", LONG],
                 "pp": ["T1", "T1b", "T2=1"],
                 "dp": ["T1b"],
             }
