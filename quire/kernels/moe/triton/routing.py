@@ -235,14 +235,16 @@ def _order_counted_kernel(
     number = me * COUNTERS + tl.arange(0, COUNTERS)
     known = (expert < EXPERTS)[None, :]
     own = tl.load(counts_ptr + number[:, None] * EXPERTS + expert[None, :], (number < counters)[:, None] & known, 0)
-    counts = tl.zeros([COLUMNS], tl.int32)
-    before = tl.zeros([COLUMNS], tl.int32)
+    # Lines of the table are added up at the end: warps meet for that.
+    all_counts = tl.zeros([TABLE, COLUMNS], tl.int32)
+    all_before = tl.zeros([TABLE, COLUMNS], tl.int32)
     for start in range(0, counters, TABLE):
         other = start + tl.arange(0, TABLE)
         at = counts_ptr + other[:, None] * EXPERTS + expert[None, :]
         table = tl.load(at, (other < counters)[:, None] & known, 0)
-        counts += tl.sum(table, axis=0)
-        before += tl.sum(tl.where((other < me * COUNTERS)[:, None], table, 0), axis=0)
+        all_counts += table
+        all_before += tl.where((other < me * COUNTERS)[:, None], table, 0)
+    counts, before = tl.sum(all_counts, axis=0), tl.sum(all_before, axis=0)
     ends = tl.cumsum(counts, axis=0)
     firsts = (ends - counts + before)[None, :] + tl.cumsum(own, axis=0) - own
     at = tl.where(chosen < 0, 0, inside // CHOICES * COLUMNS + chosen)
