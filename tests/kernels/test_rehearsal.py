@@ -168,6 +168,24 @@ def test_nothing_is_launched_in_a_rehearsal_but_by_other_threads(counting: Count
     assert counting.launched == ["add", "add"]
 
 
+def test_source_that_another_thread_spoiled_is_read_again() -> None:
+    mismatch = SystemError("AST constructor recursion depth mismatch (before=39, after=174)")
+    errors: list[Exception] = [mismatch, mismatch]
+
+    def read() -> str:
+        if errors:
+            raise errors.pop()
+        return "read"
+
+    assert rehearsing.whole(read) == "read"
+    errors.append(SystemError("another"))
+    with pytest.raises(SystemError, match="another"):
+        rehearsing.whole(read)
+    errors += [mismatch] * 11
+    with pytest.raises(SystemError, match="mismatch"):
+        rehearsing.whole(read)
+
+
 def test_a_kernel_that_does_not_compile_says_so_at_its_launch(counting: CountingDriver) -> None:
     _, broken = kernels()
     x = torch.zeros(1)
