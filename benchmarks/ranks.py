@@ -6,10 +6,10 @@ several, one after another.
                                [--seconds 560] [--out FOLDER]
 
 Of sums each figure is µs a call inside a CUDA graph of 40, all ranks together, the median of 20 replays: `reduce_add`
-(which adds the residual too) as layers call it, by the kernel for few rows, by the one for many and by the one that
-sends twice, and the library's all-reduce with an addition behind it. Beside them the sums alone that torch makes over
-symmetric memory, in one and in two shots. A step's two other meetings follow: the logits of some rows to the
-first rank, and its tokens to all.
+(which adds the residual too) as layers call it, by the kernels for few rows and for many, and the
+library's all-reduce with an addition behind it. Beside them the sums alone that torch makes over symmetric memory, in
+one and in two shots. A step's two other meetings follow: the logits of some rows to the first rank, and its tokens to
+all.
 
 Engines are those of `benchmarks.gpu`, a process each: T1 and T2 of batch 1 of llama-3.1-8b on one GPU ("one"), with
 shared layers ("tp") and in stages ("pp"), T1b of it on one, in stages and by as many copies ("dp"), T3 on one, with
@@ -46,7 +46,7 @@ DENSE, SPARSE = "llama-3.1-8b", "qwen3-30b-a3b"
 LAYOUTS = ["one", "tp", "cp", "pp", "ep", "dp"]
 TESTS = ["T1", "T1b", "T2", "T3"]
 LONG = "T3@131000"
-SUMS = ["ours", "few", "many", "twice", "library", "one shot", "two shot"]
+SUMS = ["ours", "few", "many", "library", "one shot", "two shot"]
 
 
 def main() -> None:
@@ -180,7 +180,6 @@ def _ways(group: Group, partial: torch.Tensor, residual: torch.Tensor) -> dict[s
         found["few"] = bound(across_ranks.reduce_few, partial, residual, peers)
     if peers is not None and len(partial) <= peers.layout.many_rows:
         found["many"] = bound(across_ranks.reduce_many, partial, residual, peers)
-        found["twice"] = bound(across_ranks.reduce_many, partial, residual, peers, twice=True)
         found |= _of_torch(partial)
     return found
 

@@ -22,7 +22,8 @@ from quire.distributed.topology import Topology
 logger = logging.getLogger(__name__)
 
 FEW_BYTES = 256 * 1024  # of a message whose every word carries its own sign of arrival, which doubles it
-MANY_BYTES = 16 * 1024**2  # that a rank sends in one message
+RANKS_FOR_TWICE = 4  # from which on a longer message goes to the rank which adds it up, and back
+MANY_BYTES = 16 * 1024**2  # that a rank sends in one message, or that goes in two trips
 CHUNK = 2048  # columns of logits that one program brings over
 _ALIGNED = 256
 
@@ -49,12 +50,24 @@ class Layout:
         return self.hidden * self.itemsize // 4
 
     @property
+    def goes_twice(self) -> bool:
+        """Whether long messages take two trips: each row to the one rank that adds it up, and back."""
+        return self.size >= RANKS_FOR_TWICE
+
+    @property
     def few_rows(self) -> int:
-        return max(1, min(self.max_rows, FEW_BYTES // (4 * self.words)))
+        most = FEW_BYTES // 2 if self.goes_twice else FEW_BYTES
+        return max(1, min(self.max_rows, most // (4 * self.words)))
 
     @property
     def many_rows(self) -> int:
-        return max(1, min(self.max_rows, MANY_BYTES // (self.size - 1) // (4 * self.words)))
+        sent = 1 if self.goes_twice else self.size - 1
+        return max(1, min(self.max_rows, MANY_BYTES // sent // (4 * self.words)))
+
+    @property
+    def many_places(self) -> tuple[int, int]:
+        """Of a use: for parts by where they come from, and then sums by who made them; rows of each."""
+        return (2 * self.size, -(-self.many_rows // self.size)) if self.goes_twice else (self.size, self.many_rows)
 
     @property
     def chunks(self) -> int:
@@ -64,8 +77,8 @@ class Layout:
         """Of a buffer, in the order in which they lie."""
         return {
             "few": (torch.int64, (2, self.size, self.few_rows, self.words)),
-            "many": (torch.int32, (2, self.size, self.many_rows, self.words)),
-            "many_here": (torch.int32, (2, self.size, self.many_rows)),
+            "many": (torch.int32, (2, *self.many_places, self.words)),
+            "many_here": (torch.int32, (2, *self.many_places)),
             "tokens": (torch.int64, (2, max(self.logit_rows, 1))),
             "drafts": (torch.int64, (2, max(self.drafts, 1))),
             "logits": (torch.float32, (self.logit_rows, self.vocab)),

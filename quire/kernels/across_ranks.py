@@ -1,8 +1,8 @@
 """What ranks do together in every layer: add up their parts of a product, and collect logits and tokens.
 
 On GPUs that can write each other's memory, messages up to some megabytes go through kernels of ours, which a graph can
-hold, and between two ranks larger ones in pieces; all others go through the library. Sums are made in the order of
-ranks, on every rank from the same numbers: all have the same bits, or they would drift apart.
+hold, and larger ones in pieces, but among three ranks; all others go through the library. Sums are made in the order
+of ranks, on every rank from the same numbers: all have the same bits, or they would drift apart.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import torch
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import PeerMemory
 
-# Of so many ranks a sum of so many bytes goes twice over the links: two trips are then less than what else they carry.
-# By the number of bytes alone; no machine with four GPUs has been asked yet.
-_RANKS_FOR_TWO, _BYTES_FOR_TWO = 4, 512 * 1024
-_RANKS_FOR_PIECES = 2  # 16 MiB with the residual: 57 µs, the library's sum and an addition 93 (`benchmarks.ranks`)
+# Among so many at most, where messages take one trip. 16 MiB with the residual: 57 µs, the library's sum and an addition
+# 93; among four, in two trips, 89 and 109 (`benchmarks.ranks`).
+_RANKS_FOR_PIECES = 2
 
 
 def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> torch.Tensor:
@@ -28,14 +27,13 @@ def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> t
         return group.reduce_add(partial, residual)
     from quire.kernels.triton import across_ranks
 
-    layout, size = peers.layout, peers.topology.size
+    layout = peers.layout
     if len(partial) <= layout.few_rows:
         return across_ranks.reduce_few(partial, residual, peers)
-    if len(partial) > layout.many_rows and size > _RANKS_FOR_PIECES:
+    if len(partial) > layout.many_rows and layout.size > _RANKS_FOR_PIECES and not layout.goes_twice:
         return group.reduce_add(partial, residual)
-    twice = size >= _RANKS_FOR_TWO and partial.numel() * partial.element_size() >= _BYTES_FOR_TWO
     for piece, of_residual in zip(partial.split(layout.many_rows), residual.split(layout.many_rows), strict=True):
-        across_ranks.reduce_many(piece, of_residual, peers, twice=twice)
+        across_ranks.reduce_many(piece, of_residual, peers)
     return residual
 
 

@@ -2,8 +2,8 @@
 
 Few rows are latency: each 32-bit word travels with the number of the row's use beside it, in one 64-bit store, and who
 waits polls the data itself; nothing but one trip through the link lies between two ranks. More rows are bandwidth: the
-words travel alone, and a flag a row follows them. Of four ranks and more the largest messages go twice over the links:
-each row to the one rank that adds it up, and back.
+words travel alone, and a flag a row follows them. Of four ranks and more long messages go twice over the links: each
+row to the one rank that adds it up, and back.
 
 A program waits for its twins on other ranks only. It has sent before it waits, and programs start in the same order
 everywhere, so those that run never wait for ones that cannot start. Dependents are let in first thing: while a row is
@@ -71,6 +71,17 @@ def _arrived(pointers, there, use):
 
 
 @triton.jit
+def _tell_all(flags_ptr, place, use, RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr):
+    """That what was stored for the other ranks is there, once every thread has stored: all at once, as each waits until
+    its stores have gone."""
+    tl.debug_barrier()
+    peer = tl.arange(0, SLOTS)
+    told = (peer < SIZE) & (peer != RANK)
+    flags = tl.load(flags_ptr + peer, told, 0).to(tl.pointer_type(tl.int32))
+    tl.atomic_xchg(flags + place, tl.zeros([SLOTS], tl.int32) + use, told, sem="release", scope="sys")
+
+
+@triton.jit
 def _reduce_few_kernel(
     partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, words,
     RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
@@ -106,7 +117,8 @@ def _reduce_few_kernel(
 @triton.jit
 def _reduce_many_kernel(
     partial_ptr, residual_ptr, peers_ptr, flags_ptr, uses_ptr, typed_ptr, words,
-    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     TYPE: tl.constexpr = typed_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
@@ -122,11 +134,7 @@ def _reduce_many_kernel(
         if peer != RANK:
             theirs = _address(peers_ptr + peer, tl.int32)
             tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, own, there)
-    tl.debug_barrier()  # every thread has sent
-    for peer in tl.static_range(SIZE):
-        if peer != RANK:
-            flags = _address(flags_ptr + peer, tl.int32)
-            tl.atomic_xchg(flags + (turn + RANK) * ROWS + row, use, sem="release", scope="sys")
+    _tell_all(flags_ptr, (turn + RANK) * ROWS + row, use, RANK, SIZE, SLOTS)
     before = tl.load(residual_ptr + row * words + at, there, 0)
     low, high = _low(before, TYPE), _high(before, TYPE)
     mine = _address(peers_ptr + RANK, tl.int32)
@@ -165,9 +173,11 @@ def _await(flags_ptr, rank, place, use):
 @triton.jit
 def _reduce_twice_kernel(
     partial_ptr, residual_ptr, peers_ptr, flags_ptr, uses_ptr, typed_ptr, words,
-    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each row has a rank that adds it up and sends the sum to the others: to a place where it gets nothing itself."""
+    """Each row has a rank that adds it up and sends the sum to the others. Parts and sums have places of their own, for
+    each rank's rows."""
     TYPE: tl.constexpr = typed_ptr.dtype.element_ty
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -177,7 +187,8 @@ def _reduce_twice_kernel(
         tl.extra.cuda.gdc_wait()
     use = tl.load(uses_ptr + row) + 1
     own = tl.load(partial_ptr + row * words + at, there, 0)
-    turn = (use & 1).to(tl.int64) * SIZE
+    parts = (use & 1).to(tl.int64) * (2 * SIZE)
+    sums, number = parts + SIZE, row // SIZE
     owner = (row % SIZE).to(tl.int32)
     mine = _address(peers_ptr + RANK, tl.int32)
     if owner == RANK:
@@ -187,24 +198,24 @@ def _reduce_twice_kernel(
             if source == RANK:
                 word = own
             else:
-                _await(flags_ptr, RANK, (turn + source) * ROWS + row, use)
-                word = tl.load(mine + ((turn + source) * ROWS + row) * words + at, there, 0, cache_modifier=".cg")
+                place = (parts + source) * ROWS + number
+                _await(flags_ptr, RANK, place, use)
+                word = tl.load(mine + place * words + at, there, 0, cache_modifier=".cg")
             low += _low(word, TYPE)
             high += _high(word, TYPE)
         total = _word(low, high, TYPE)
+        place = (sums + RANK) * ROWS + number
         for peer in tl.static_range(SIZE):
             if peer != RANK:
-                theirs = _address(peers_ptr + peer, tl.int32)
-                tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, total, there)
-        for peer in tl.static_range(SIZE):
-            if peer != RANK:
-                _tell(flags_ptr, peer, (turn + RANK) * ROWS + row, use)
+                tl.store(_address(peers_ptr + peer, tl.int32) + place * words + at, total, there)
+        _tell_all(flags_ptr, place, use, RANK, SIZE, SLOTS)
     else:
-        theirs = _address(peers_ptr + owner, tl.int32)
-        tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, own, there)
-        _tell(flags_ptr, owner, (turn + RANK) * ROWS + row, use)
-        _await(flags_ptr, RANK, (turn + owner) * ROWS + row, use)
-        total = tl.load(mine + ((turn + owner) * ROWS + row) * words + at, there, 0, cache_modifier=".cg")
+        place = (parts + RANK) * ROWS + number
+        tl.store(_address(peers_ptr + owner, tl.int32) + place * words + at, own, there)
+        _tell(flags_ptr, owner, place, use)
+        place = (sums + owner) * ROWS + number
+        _await(flags_ptr, RANK, place, use)
+        total = tl.load(mine + place * words + at, there, 0, cache_modifier=".cg")
     tl.store(residual_ptr + row * words + at, total, there)
     tl.store(uses_ptr + row, use)
 
@@ -271,18 +282,17 @@ def reduce_few(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory)
     return residual
 
 
-def reduce_many(
-    partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory, *, twice: bool = False
-) -> torch.Tensor:
-    """The same for at most `many_rows`. twice: each row goes to one rank and comes back as a sum, so that links carry
-    2 (N - 1) / N of what a rank has instead of N - 1 times as much, for one more trip."""
+def reduce_many(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """The same for at most `many_rows`; in two trips, if the layout says so, of which links carry 2 (N - 1) / N of what
+    a rank has instead of N - 1 times as much."""
     layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
     block = next_power_of_2(layout.words)
-    kernel = _reduce_twice_kernel if twice else _reduce_many_kernel
+    kernel = _reduce_twice_kernel if layout.goes_twice else _reduce_many_kernel
     kernel[(len(partial),)](
         partial.view(torch.int32), residual.view(torch.int32), peers.bases["many"], peers.bases["many_here"],
-        peers.uses["many"], residual, layout.words, RANK=topology.rank, SIZE=topology.size, ROWS=layout.many_rows,
-        BLOCK=block, PDL=pdl, num_warps=min(max(block // 256, 1), 8), launch_pdl=pdl,
+        peers.uses["many"], residual, layout.words, RANK=topology.rank, SIZE=topology.size,
+        SLOTS=next_power_of_2(topology.size), ROWS=layout.many_places[1], BLOCK=block, PDL=pdl,
+        num_warps=min(max(block // 256, 1), 8), launch_pdl=pdl,
     )  # fmt: skip
     return residual
 
