@@ -21,7 +21,7 @@ from quire.config.model import ModelConfig
 from quire.config.model_info import DTYPE_ALIASES, ModelInfo, check_architecture, read_model_info
 from quire.config.parallel.contexts import check_contexts, check_steps
 from quire.config.parallel.data_parallel import check_cores, gpus_for
-from quire.config.parallel.ranks import check_ranks, check_stages
+from quire.config.parallel.ranks import check_ranks, check_stages, expert_keys
 from quire.config.peft import CONFIG as ADAPTER
 from quire.config.peft import WEIGHTS as ADAPTER_WEIGHTS
 from quire.config.pooler import PoolerConfig, resolve_pooler
@@ -32,7 +32,7 @@ from quire.config.transformers_models import TRANSFORMERS
 from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
-BIG_GPU_BYTES = 70 * 1024**3
+BIG_GPU_BYTES, LARGE_GPU_BYTES = 70 * 1024**3, 120 * 1024**3
 Part = Literal["all", "tokenizer", "config"]
 _DRAFTS = "or leave speculative_config out; ranks of tensor_parallel_size may draft"
 # What of a repository is downloaded, by load_format.
@@ -100,7 +100,7 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     _check_processors(config, pools=pooler is not None)
     notes += _left_to_users(pooler)
     dtype = _dtype(config.model.dtype, info.dtype, device, pooler is not None, notes)
-    seqs, tokens = _step_sizes(config, device, hardware, serving=serving)
+    seqs, tokens = _step_sizes(config, info, device, hardware, serving=serving)
     check_steps(config.runtime, tokens, config.schedule.max_prefill_chunk, on_cpu=runs_on_cpu(device))
     speculative = _speculative(config, tokens, pools=pooler is not None)
     executor = _executor(config.runtime, apart=info.runs_code)
@@ -126,13 +126,17 @@ def resolve(config: EngineConfig, *, serving: bool = False, hardware: Hardware |
     )
 
 
-def _step_sizes(config: EngineConfig, device: str, hardware: Hardware | None, *, serving: bool) -> tuple[int, int]:
+def _step_sizes(
+    config: EngineConfig, info: ModelInfo, device: str, hardware: Hardware | None, *, serving: bool
+) -> tuple[int, int]:
     """Requests that run at a time, and tokens of a step: as asked for, or by the device's memory."""
-    big = device == "cuda" and (_gpu_bytes() if hardware is None else hardware.total) >= BIG_GPU_BYTES
+    memory = 0 if device != "cuda" else _gpu_bytes() if hardware is None else hardware.total
+    copies, big = config.runtime.prefill_context_parallel_size, memory >= BIG_GPU_BYTES
     usual = 2048 if runs_on_cpu(device) else (8192 if serving else 16384) if big else 4096
+    if memory >= LARGE_GPU_BYTES and not serving and copies == 1 and expert_keys(info):
+        usual = 32768  # the more tokens, the fewer of an expert's tiles are half empty
     seqs = config.schedule.max_num_seqs or (64 if runs_on_cpu(device) else 1024 if big else 256)
-    tokens = config.schedule.max_num_batched_tokens or config.runtime.prefill_context_parallel_size * usual
-    return seqs, tokens
+    return seqs, config.schedule.max_num_batched_tokens or copies * usual
 
 
 def _check_processors(config: EngineConfig, *, pools: bool) -> None:

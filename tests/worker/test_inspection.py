@@ -83,6 +83,23 @@ def test_a_rank_holds_its_share(tmp_path: Path) -> None:
     assert shared.groups[0].num_kv_heads == alone.groups[0].num_kv_heads // 2
 
 
+def test_tokens_of_a_step_by_memory(tmp_path: Path) -> None:
+    """Mixtures have more where there is plenty, of prompts that nobody waits for."""
+    folders = [folder_of(*case, tmp_path / name) for name, case in {"one": ("Llama", {}), "many": MIXTURE}.items()]
+
+    def tokens(gib: int, *, serving: bool = False, **options: Any) -> list[int]:
+        hardware = Hardware(device="cuda", name="gpu", total=gib * GIB, free=gib * GIB, count=2)
+        configs = [EngineConfig.from_flat(model=str(folder), device="cuda", **options) for folder in folders]
+        return [resolve(config, serving=serving, hardware=hardware).max_num_batched_tokens for config in configs]
+
+    assert tokens(24) == [4096, 4096]
+    assert tokens(80) == [16384, 16384]
+    assert tokens(140) == [16384, 32768]
+    assert tokens(140, serving=True) == [8192, 8192]
+    assert tokens(140, prefill_context_parallel_size=2) == [32768, 32768]
+    assert tokens(140, max_num_batched_tokens=9000) == [9000, 9000]
+
+
 def test_copies_that_share_prompts_hold_all(tmp_path: Path) -> None:
     folder, gpus = (
         folder_of("Llama", {}, tmp_path),

@@ -36,10 +36,10 @@ def check_ranks(runtime: RuntimeConfig, info: ModelInfo, device: str, gpus: int 
     shape = {_OPTION: size, _STAGES: stages, _CONTEXTS: runtime.prefill_context_parallel_size}
     if size > 1:
         _check_shares(size, info, runtime)
-    if runtime.enable_expert_parallel and not _expert_keys(info):
+    if runtime.enable_expert_parallel and not expert_keys(info):
         raise ConfigError(f"enable_expert_parallel: {info.architecture} has no experts", "enable_expert_parallel")
     redundant = ExpertBalance.read(runtime).num_redundant_experts
-    for key in _expert_keys(info) if redundant else ():
+    for key in expert_keys(info) if redundant else ():
         if redundant > (most := (size - 1) * read_positive(info.hf_config, key)):
             raise ConfigError(
                 f"eplb_config: num_redundant_experts must be <= {most}, a copy on every rank, got {redundant}",
@@ -92,7 +92,7 @@ def possible_sizes(info: ModelInfo) -> list[int]:
     ]
 
 
-def _expert_keys(info: ModelInfo) -> list[str]:
+def expert_keys(info: ModelInfo) -> list[str]:
     """Of config.json that count experts, if there are any."""
     return [key for key in _EXPERTS if isinstance(count := info.hf_config.get(key), int) and count > 1]
 
@@ -108,7 +108,7 @@ def _check_shares(size: int, info: ModelInfo, runtime: RuntimeConfig) -> None:
     values = _shared(info, family)
     if runtime.enable_expert_parallel:
         values.pop("moe_intermediate_size", None)
-        for key in _expert_keys(info):
+        for key in expert_keys(info):
             if (count := read_positive(info.hf_config, key)) < size:
                 raise ConfigError(
                     f"enable_expert_parallel: {_OPTION}={size} is more than the model's {key}={count}", _OPTION
