@@ -129,9 +129,15 @@ def test_decode(
 
 
 @pytest.mark.parametrize("dim", [64, 96, 128, 256])
-def test_decode_cut_as_of_many_rows(device: torch.device, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("many", [True, False])
+def test_decode_cut_as_of_many_rows(
+    device: torch.device, dim: int, many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or as of some."""
     decode = pytest.importorskip("quire.kernels.attention.triton.decode")
-    monkeypatch.setattr(decode, "MANY_ROWS", dict.fromkeys(decode.MANY_ROWS, 0))
+    monkeypatch.setattr(decode, "FEW_ROWS", {})
+    if many:
+        monkeypatch.setattr(decode, "MANY_ROWS", dict.fromkeys(decode.MANY_ROWS, 0))
     check_decode(device, 6, 3, dim, 16, 0, NARROW)
 
 

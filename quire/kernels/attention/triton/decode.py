@@ -31,7 +31,7 @@ from quire.kernels.attention.triton.operand import (
     query_operand,
     softcapped,
 )
-from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2, num_processors, shared_bytes
 
 
 @triton.jit
@@ -248,6 +248,8 @@ def _decode_kernel(
 
 # KV heads of rows, a processor, by a head's width: of so many programs what each takes to begin and to end counts.
 MANY_ROWS = {64: 3.5, 128: 48, 256: 0.9}
+FEW_ROWS = {64: 2.0, 128: 0.75}  # up to which fewer shares, of tiles twice as long, are to be added up
+LONG_TILES_BYTES = 128 * 1024  # of shared memory, where three of these are on their way
 TWO_WARPS = 16 * 256  # sums, which they have registers for
 
 
@@ -263,13 +265,15 @@ class Shape:
     lines: int  # fetched at once when shares are merged
 
 
-def shape(head_dim: int, element_size: int, lines: int, rows: float) -> Shape:
-    """lines: queries of a KV head. rows: KV heads of them, a processor."""
-    # A K tile of 8 KiB: several programs fit a processor and hide each other's latency.
+def shape(head_dim: int, element_size: int, lines: int, rows: float, shared: int) -> Shape:
+    """lines: queries of a KV head. rows: KV heads of them, a processor. shared: bytes of its memory."""
+    # A K tile of 8 KiB, or two: several programs fit a processor and hide each other's latency.
     width = dot_width(head_dim)
     tokens = max(8192 // (width * element_size), 16)
     if element_size == 1:
         return Shape(tokens, 2, 3, 3, 1, 32)
+    if element_size == 2 and rows <= FEW_ROWS.get(width, 0) and lines <= 16 and shared >= LONG_TILES_BYTES:
+        return Shape(2 * tokens, 4, 3, 3, 1, 32)
     if width in MANY_ROWS and rows >= MANY_ROWS[width] and max(lines, 16) * width <= TWO_WARPS:
         return Shape(max(tokens // 2, 16), 2, 4 if width == 128 else 3, 3, 1, 32)
     return Shape(tokens, 4, 3, 3, 1, 32)
@@ -313,7 +317,7 @@ def workspace_elements(
     """float32 elements for `decode` of any number of rows up to `max_rows`: partial results, then counters. drafted:
     (rows, queries each) of the largest step with several queries."""
     group = num_heads // num_kv_heads
-    programs = shape(head_dim, 2, group, 0).programs  # the most of all dtypes
+    programs = shape(head_dim, 2, group, 0, 0).programs  # the most of all dtypes
     places = max_rows + budget(max_rows, num_kv_heads, processors, programs)
     if drafted[0]:
         places = max(places, drafted[1] * (drafted[0] + budget(drafted[0], num_kv_heads, processors, programs)))
@@ -338,7 +342,8 @@ def schedule(
     """See `quire.kernels.attention.paged`; `cut` and `wide` are for measuring."""
     group, processors = num_heads // num_kv_heads, num_processors(seq_lens.device)
     lines = group * (drafted[0] if drafted is not None else 1)
-    cut = cut or shape(head_dim, element_size, lines, len(seq_lens) * num_kv_heads / processors)
+    rows = len(seq_lens) * num_kv_heads / processors
+    cut = cut or shape(head_dim, element_size, lines, rows, shared_bytes(seq_lens.device))
     extra = budget(len(seq_lens), num_kv_heads, processors, cut.programs)
     if drafted is not None:
         queries, first_lens = drafted
@@ -384,7 +389,7 @@ def decode(
         return out
     group, prefix = num_heads // num_kv_heads, plan.prefix
     rows = num_rows * num_kv_heads / num_processors(q.device)
-    cut = cut or shape(dim, k_cache.element_size(), group * plan.queries, rows)
+    cut = cut or shape(dim, k_cache.element_size(), group * plan.queries, rows, shared_bytes(q.device))
     lines, counters = len(plan.items) * num_heads * plan.queries, num_rows * num_kv_heads
     prefix_lines = decode_prefix.places(num_rows, prefix.tile_rows, prefix.programs) * num_heads if prefix else 0
     needed = (lines + prefix_lines) * (dim + 1) + counters

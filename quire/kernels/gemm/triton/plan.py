@@ -265,7 +265,9 @@ def _batch(m: int, n: int, k: int, *, gated: bool, residual: bool) -> Plan:
     """17 to 64 rows."""
     rows, tiles = (32 if m <= 32 else 64), -(-n // 64)
     if n >= MANY_OUTPUTS and not gated:
-        return _tiles(rows, 64, 128, k, 2 if rows == 32 else 1, tall=True)
+        if rows == 32:
+            return _tiles(rows, 64, 128, k, 2, tall=True)
+        return _tiles(rows, 64, 64, k, 2) if k <= 1024 else _tiles(rows, 128, 128, k)
     if gated:
         return _tiles(rows, 64, 128, k, gated=True, tall=rows == 32 or tiles > PROCESSORS)
     tall = rows == 32
