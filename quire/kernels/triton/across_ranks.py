@@ -231,6 +231,7 @@ def _from_first_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     use = tl.load(uses_ptr) + 1
+    tl.debug_barrier()  # every thread has read it; who only sends meets no other thread before the end
     turn = (use & 1).to(tl.int64) * ROWS
     if RANK == 0:
         x = tl.load(x_ptr + at, there, 0)
