@@ -25,6 +25,7 @@ FEW_BYTES = 256 * 1024  # of a message whose every word carries its own sign of 
 RANKS_FOR_TWICE = 4  # from which on a longer message goes to the rank which adds it up, and back
 MANY_BYTES = 16 * 1024**2  # that a rank sends in one message, or that goes in two trips
 CHUNK = 2048  # columns of logits that one program brings over
+_LINE = 32  # numbers that a row of logits begins on a multiple of, where products have fast kernels for
 _ALIGNED = 256
 
 
@@ -81,7 +82,9 @@ class Layout:
             "many_here": (torch.int32, (2, *self.many_places)),
             "tokens": (torch.int64, (2, max(self.logit_rows, 1))),
             "drafts": (torch.int64, (2, max(self.drafts, 1))),
-            "logits": (torch.float32, (self.logit_rows, self.vocab)),
+            "masses": (torch.int64, (2, self.size, max(self.logit_rows, 1), 2)),
+            "drawn": (torch.int64, (2, max(self.logit_rows, 1))),
+            "logits": (torch.float32, (self.logit_rows, -(-self.vocab // _LINE) * _LINE)),
             "logits_here": (torch.int32, (self.size, self.logit_rows * self.chunks)),
         }
 
@@ -112,6 +115,7 @@ class PeerMemory:
             "many": layout.many_rows,
             "tokens": 1,
             "drafts": 1,
+            "masses": max(layout.logit_rows, 1),
             "logits": layout.logit_rows * layout.chunks,
         }
         # How often each row has been used: nobody else's business.
@@ -122,8 +126,9 @@ class PeerMemory:
 
     @property
     def logits(self) -> torch.Tensor | None:
-        """float32 [rows, vocab] where the first rank collects logits; None if it does not."""
-        return self.views["logits"] if self.layout.logit_rows else None
+        """float32 [rows, vocab] where the first rank collects logits; None if it does not. Other ranks have as much
+        room, of which they use their own."""
+        return self.views["logits"][:, : self.layout.vocab] if self.layout.logit_rows else None
 
     @classmethod
     def on_gpu(

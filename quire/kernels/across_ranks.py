@@ -39,6 +39,7 @@ def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> t
 
 def gather_columns(part: torch.Tensor, out: torch.Tensor, group: Group) -> torch.Tensor:
     """out [m, n] = all ranks' part [m, s] side by side, cut off at n, float32; what counts is the first rank's out.
+    In memory that ranks share parts may lie in the first columns of their own out.
 
     Two of them that write to the memory which ranks share must have a `reduce_add` between them.
     """

@@ -46,7 +46,7 @@ class Embedding(nn.Module):
 
     def wide(self, x: torch.Tensor, norm: Norm | None, out: torch.Tensor | None = None) -> torch.Tensor:
         """Logits of a model that ties its head to its embeddings: norm(x [m, hidden]) @ weight.T in float32. Of this
-        rank's share, as wide as any rank's."""
+        rank's share, as wide as any rank's; what it lacks to that width counts for nothing."""
         begin, end, room = self.share
         weight = self.weight[begin:end]
         rows, pair = before(x, norm)
@@ -54,10 +54,12 @@ class Embedding(nn.Module):
         head = self.head_low_rank
         if head is not None and head.is_active:
             rows, pair = (rows if pair is None else rms_norm(rows, *pair)), None
-        y = linear(rows, weight, norm=pair, out_dtype=torch.float32, out=out)
+        y = linear(rows, weight, norm=pair, out_dtype=torch.float32, out=out if out is None else out[:, : end - begin])
         if head is not None and head.is_active:
             y = head.expand(y, head.shrink(rows), None)
-        return y if end - begin == room else nn.functional.pad(y, (0, room - (end - begin)))
+        if end - begin == room:
+            return y
+        return nn.functional.pad(y, (0, room - (end - begin))) if out is None else out
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:
         """x [m, hidden] @ weight.T in float32, of the whole vocabulary on every rank."""

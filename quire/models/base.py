@@ -236,6 +236,10 @@ class Decoder(nn.Module):
         """hidden: rows of what `forward` returned, [rows, hidden] → float32 [rows, vocab], in `out` if given."""
         raise NotImplementedError
 
+    def own_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The same of this rank's share of the vocabulary, [rows, as many as any rank has], of a model with a group."""
+        raise NotImplementedError
+
     def states(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: rows of what `forward` returned → the model's own last hidden states, which logits are made of."""
         raise NotImplementedError
@@ -480,13 +484,17 @@ class DecoderStack(Decoder):
 
         The final norm belongs here: only rows whose logits are wanted go through it. Of ranks the first has them.
         """
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
         if self.group is None:
-            return self._shaped(head.wide(hidden, self.norm, out))
-        part = head.wide(hidden, self.norm)
+            return self.own_logits(hidden, out)
+        part = self.own_logits(hidden)
         if out is None:
             out = torch.empty((len(hidden), self.sizes.vocab), dtype=torch.float32, device=hidden.device)
-        return self._shaped(gather_columns(part, out, self.group))
+        return gather_columns(part, out, self.group)
+
+    def own_logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """Of this rank's share of the vocabulary, as wide as any rank's."""
+        head = self.embed_tokens if self.lm_head is None else self.lm_head
+        return self._shaped(head.wide(hidden, self.norm, out))
 
     def _shaped(self, logits: torch.Tensor) -> torch.Tensor:
         how = self._logits

@@ -224,10 +224,14 @@ class Assembly:
 
     def _sampler(self, rows: int, drafts: SeatDrafts | None, custom: CustomProcessors | None) -> Sampler | Follower:
         vocab_size = self._resolved.info.vocab_size
-        if self._group is not None and not self._group.samples:
-            return Follower(vocab_size)
+        group, peers = self._group, None
+        # Copies share memory with their own ranks alone; and what processors do is known to the first rank alone.
+        if group is not None and group.contexts is None and not self._resolved.config.model.logits_processors:
+            peers = group.peers
+        if group is not None and not group.samples:
+            return Follower(rows, vocab_size, self._device, peers)
         most = max(rows + MAX_PROMPTS, drafts.max_tokens if drafts else 0)
-        return Sampler(rows, vocab_size, most, self._device, custom)
+        return Sampler(rows, vocab_size, most, self._device, custom, peers)
 
     def share_memory(self) -> None:
         """Let ranks write what they tell each other into each other's memory, where they can."""

@@ -13,11 +13,16 @@ import torch
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
 from quire.kernels.across_ranks import from_first, gather_columns, reduce_add, reduce_add_reference
+from quire.kernels.sampling.apart import draw_apart
+from quire.kernels.sampling.sampling import sample
+from quire.kernels.sampling.state import Scratch, Stats
 from quire.platforms import select_platform
 from quire.types.ranks import Rank
+from tests.sampling.rows import columns
 
 HIDDEN, VOCAB, DRAFTS = 4096, 10007, 1560
 ROWS = (1, 2, 7, 31, 32, 33, 100, 513, 2048, 5000)
+VOCABS = (10007, 128256, 128249, 50)  # to draw from
 STEPS = 50  # of a graph, so that every place is used again and again
 
 
@@ -94,6 +99,44 @@ def check_graph(group: Group, rows: int) -> torch.Tensor:
     return residual.cpu()
 
 
+def check_draws(group: Group, vocab: int, rows: int) -> torch.Tensor:
+    """Tokens that ranks draw from their parts, eagerly and in graphs, against those of the first rank's whole logits,
+    which are brought together from where the parts lie. A seed has the same token but where a sum rounds otherwise."""
+    peers, device = group.peers, group.device
+    assert peers is not None
+    assert peers.logits is not None
+    share, logits = peers.topology.padded(vocab), peers.logits[:rows]
+    whole = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(vocab)).to(device) * 4
+    temperatures = (1.0, 0.0, 0.7, 1.3)
+    every = columns([{"seed": seed, "temperature": temperatures[seed % 4]} for seed in range(rows)]).to(device)
+    seats = torch.arange(1, rows + 1, dtype=torch.int32, device=device)
+    seats[5::7] = 0
+    lengths, out = torch.zeros(rows, dtype=torch.int32, device=device), torch.zeros_like(seats)
+    found = torch.zeros(STEPS + 1, rows, dtype=torch.int32, device=device)
+    part, stats = logits[:, : share.room], Stats.allocate(rows, share.room, device)
+    part[:, : share.end - share.begin] = whole[:, share.begin : share.end]
+
+    def step() -> None:
+        draw_apart(part, every, seats, lengths, out, stats, peers)
+        found.scatter_(0, lengths.long().unsqueeze(0), out.unsqueeze(0))
+        lengths.add_(1)
+
+    graph = captured(step)
+    for _ in range(STEPS):
+        graph.replay()
+    gather_columns(part, logits, group)
+    if group.topology.rank == 0:
+        assert torch.equal(logits, whole)
+        scratch, others = Scratch.allocate(rows, 1, vocab, device), 0
+        for length in range(STEPS + 1):
+            sample(whole, every, seats, lengths.fill_(length), out, scratch, filtered=False)
+            assert torch.equal(found[length, 1::4], out[1::4]), "greedy rows"
+            others += int((found[length] != out).sum())
+        print("draws", vocab, rows, "others", others, flush=True)
+        assert others <= max(1, rows * STEPS // 1000)
+    return found.cpu()
+
+
 def main(rank: str, size: str, meeting: str, out: str) -> None:
     me = Rank(int(rank), int(size), meeting)
     group = Group(me, select_platform("cuda").set_up(None, me))
@@ -104,6 +147,10 @@ def main(rank: str, size: str, meeting: str, out: str) -> None:
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         found += [check_graph(group, rows) for rows in (1, 8, 40, 600)]
+        stream.synchronize()
+        for vocab in VOCABS:
+            group.share_memory(Layout(me.size, HIDDEN, 2, max_rows=64, vocab=vocab, logit_rows=320))
+            found += [check_draws(group, vocab, rows) for rows in (1, 17, 300)]
         stream.synchronize()
     assert group.smallest(int(rank) + 3) == [3]
     torch.save(found, f"{out}{rank}")

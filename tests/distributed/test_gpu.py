@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -81,6 +82,28 @@ def test_two_gpus_say_what_one_says(layout: str) -> None:
             assert abs(a[token].logprob - b[token].logprob) < 2 * margin
             compared += 1
     assert compared > 200
+
+
+def test_draws_from_parts_are_those_from_whole_logits() -> None:
+    """Log-probabilities and filters that leave all tokens have logits gathered: the same seeds draw the same. Batches
+    may come about otherwise, and logits with them."""
+    every = [
+        SamplingParams(max_tokens=40, ignore_eos=True, temperature=(0, 1, 0.6)[row % 3], seed=row) for row in range(24)
+    ]
+    changes: list[dict[str, Any]] = [{}, {"logprobs": 0}, {"top_p": 0.999999}, {"presence_penalty": 1e-6}]
+    found = []
+    with LLM(
+        max_model_len=1024, max_num_seqs=64, gpu_memory_utilization=0.3, enable_prefix_caching=False, **TWO
+    ) as llm:
+        for change in changes:
+            params = [msgspec.structs.replace(one, **change) for one in every]
+            texts = llm.generate(PROMPTS[:1] * len(params), params, use_tqdm=False)
+            found.append([tuple(text.outputs[0].token_ids) for text in texts])
+            assert llm.call("check") is None
+    plain, *gathered = found
+    for others in gathered:
+        assert sum(a == b for a, b in zip(plain, others, strict=True)) >= len(plain) * 2 // 3
+    assert len(set(plain)) > 8
 
 
 @pytest.mark.parametrize("expert_parallel", [False, True])

@@ -14,8 +14,12 @@ pytest.importorskip("triton")
 from quire.distributed.peer_memory import Layout
 from quire.kernels.across_ranks import reduce_add_reference
 from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.sampling.apart import draw_apart, draw_apart_reference
+from quire.kernels.sampling.draws import floats
+from quire.kernels.sampling.state import Column, Stats
 from tests.effort import some
 from tests.kernels.peers import peers_in
+from tests.sampling.rows import columns
 
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1, see test_interpreted")
 ROOT = Path(__file__).parents[2]
@@ -129,6 +133,90 @@ def test_tokens_and_logits_of_a_step(tmp_path: Path) -> None:
         assert torch.equal(others, tokens)
 
 
+def test_ranks_share_memory_of_their_own_logits_and_gather_them_there(tmp_path: Path) -> None:
+    layout = Layout(2, 64, 2, max_rows=8, vocab=5001, logit_rows=4)
+    peers = peers_in(tmp_path / "memory", layout, rank=0)
+    assert peers.logits is not None
+    assert peers.logits.shape == (4, 5001)
+    assert peers.logits.stride() == (5024, 1)
+
+
+@needs_interpreter
+def test_logits_that_lie_where_they_belong(tmp_path: Path) -> None:
+    from quire.kernels.triton import across_ranks
+
+    layout = Layout(2, 64, 2, max_rows=8, vocab=5001, logit_rows=4)
+    first, second = (peers_in(tmp_path / "memory", layout, rank) for rank in range(2))
+    assert first.logits is not None
+    assert second.logits is not None
+    whole, room = torch.randn(3, 5001), first.topology.padded(5001).room
+    first.logits[:3, :room] = whole[:, :room]
+    second.logits[:3, : 5001 - room] = whole[:, room:]
+    for peers in (second, first):
+        assert peers.logits is not None
+        across_ranks.gather_columns(peers.logits[:3, :room], peers.logits[:3], peers)
+    assert torch.equal(first.logits[:3], whole)
+
+
+def marked(values: torch.Tensor, use: int) -> torch.Tensor:
+    return values.view(torch.int32).long() & 0xFFFFFFFF | use << 32
+
+
+@needs_interpreter
+@pytest.mark.parametrize(("vocab", "size"), [(10007, 3), (5, 4)])
+def test_tokens_that_ranks_draw_from_their_parts(tmp_path: Path, vocab: int, size: int) -> None:
+    """By rank 1, to which the others have told what they know."""
+    layout = Layout(size, 64, 2, max_rows=8, vocab=vocab, logit_rows=8)
+    ranks = [peers_in(tmp_path / "memory", layout, rank) for rank in range(size)]
+    shares = [peers.topology.padded(vocab) for peers in ranks]
+    matrix = columns([{"temperature": t, "seed": seed} for seed, t in enumerate((1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 2.0))])
+    seats = torch.tensor([1, 2, 3, 0, 4, 5, 6, 7], dtype=torch.int32)
+    sharpness = floats(matrix[seats.long()], Column.INV_TEMPERATURE)
+    stats = Stats.allocate(8, shares[0].room, torch.device("cpu"))
+    owners, generator = set(), torch.Generator().manual_seed(7)
+    for use in (1, 2, 3):
+        whole = torch.randn(8, vocab, generator=generator) * 2
+        whole[1, :2] = whole[1].amax()  # the first of equals
+        whole[4] = -torch.inf
+        whole[5, 1] = torch.nan
+        parts = [whole[:, share.begin : share.end] for share in shares]
+        lengths = torch.arange(use, use + 8, dtype=torch.int32)
+        wanted = draw_apart_reference(parts, matrix, seats, lengths)
+        mine, live = ranks[1].views, (seats > 0).nonzero()[:, 0]
+        for source in {*range(size)} - {1}:
+            clean = parts[source].nan_to_num(-torch.inf, neginf=-torch.inf)
+            clean = clean if clean.shape[1] else torch.full((8, 1), -torch.inf)
+            top = clean.amax(-1)
+            mass = torch.where(top > -torch.inf, ((clean - top[:, None]) * sharpness[:, None]).exp().sum(-1), 0)
+            token = (clean.argmax(-1) + shares[source].begin).int()
+            told = torch.where(sharpness > 0, mass.view(torch.int32), token)
+            mine["masses"][use & 1, source, live] = torch.stack([marked(top, use), marked(told, use)], 1)[live]
+        ours = (wanted >= shares[1].begin) & (wanted < shares[1].end) & (sharpness > 0)
+        owners |= set(ours.tolist())
+        mine["drawn"][use & 1, ~ours] = marked(wanted.int(), use)[~ours]
+        part, out = torch.full((8, shares[1].room), 100.0), torch.full((8,), -1, dtype=torch.int32)
+        part[:, : parts[1].shape[1]] = parts[1]
+        draw_apart(part, matrix, seats, lengths, out, stats, ranks[1])
+        assert out.tolist() == wanted.tolist()
+        for peers in ranks:
+            assert torch.equal(peers.views["masses"][use & 1, 1, live], mine["masses"][use & 1, 1, live])
+            assert (peers.views["masses"][use & 1, 1, live] >> 32 == use).all()
+            assert torch.equal(peers.views["drawn"][use & 1, ours], marked(wanted.int(), use)[ours])
+    assert owners == {False, True}
+
+
+def test_the_reference_draws_what_one_rank_does() -> None:
+    from quire.kernels.sampling.sampling import sample
+
+    matrix = columns([{"temperature": seed % 3 / 2, "seed": seed} for seed in range(300)])
+    seats, lengths = torch.arange(300, dtype=torch.int32), torch.arange(300, dtype=torch.int32) % 7
+    whole = torch.randn(300, 5003, generator=torch.Generator().manual_seed(3)) * 3
+    found = torch.empty(300, dtype=torch.int32)
+    sample(whole, matrix, seats, lengths, found, None, filtered=False)
+    apart = draw_apart_reference(list(whole.split(1680, 1)), matrix, seats, lengths)
+    assert (apart != found).sum() <= 1  # a sum that rounds the other way
+
+
 MEET = """
 import sys
 from pathlib import Path
@@ -136,7 +224,10 @@ import torch
 from quire.distributed import peer_memory
 from quire.kernels.triton import across_ranks
 from quire.kernels.across_ranks import reduce_add_reference
+from quire.kernels.sampling.apart import draw_apart, draw_apart_reference
+from quire.kernels.sampling.state import Stats
 from tests.kernels.peers import peers_in
+from tests.sampling.rows import columns
 
 rank, folder, size, steps = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 peer_memory.FEW_BYTES = 512 if size < 4 else 1024
@@ -144,6 +235,9 @@ width = 128 // size
 layout = peer_memory.Layout(size, 64, 2, max_rows=8, vocab=100, logit_rows=8, drafts=50)
 peers = peers_in(folder / "memory", layout, rank)
 generator = torch.Generator().manual_seed(5)
+shares = [type(peers.topology)(number, size).padded(100) for number in range(size)]
+matrix = columns([{"temperature": seat % 3, "seed": seat} for seat in range(8)])
+stats = Stats.allocate(8, shares[0].room, torch.device("cpu"))
 for step in range(steps):
     rows = 1 + 5 * step % 8
     if step % 3:
@@ -162,6 +256,13 @@ for step in range(steps):
     across_ranks.gather_columns(parts[rank], peers.logits[:rows], peers)
     if rank == 0:
         assert torch.equal(peers.logits[:rows], torch.cat(parts, 1)[:, :100]), step
+    whole = torch.randn(rows, 100, generator=generator)
+    seats, lengths = torch.arange(rows, dtype=torch.int32) + step % 2, torch.full((rows,), step, dtype=torch.int32)
+    own, drawn = torch.zeros(rows, shares[0].room), torch.zeros(rows, dtype=torch.int32)
+    parts = [whole[:, share.begin:share.end] for share in shares]
+    own[:, :parts[rank].shape[1]] = parts[rank]
+    draw_apart(own, matrix, seats, lengths, drawn, stats, peers)
+    assert drawn.tolist() == draw_apart_reference(parts, matrix, seats, lengths).tolist(), step
     tokens = torch.arange(rows, dtype=torch.int32) + step if rank == 0 else torch.zeros(rows, dtype=torch.int32)
     assert across_ranks.from_first(tokens, peers).tolist() == list(range(step, step + rows)), step
 print("met")

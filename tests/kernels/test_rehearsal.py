@@ -23,6 +23,8 @@ from triton.runtime import driver  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from quire.distributed.peer_memory import Layout  # noqa: E402
+from quire.kernels.sampling.state import Column, Stats  # noqa: E402
+from quire.kernels.sampling.triton import apart  # noqa: E402
 from quire.kernels.triton import across_ranks  # noqa: E402
 from quire.kernels.triton import rehearsal as rehearsing  # noqa: E402
 from quire.kernels.triton.rehearsal import Rehearsal  # noqa: E402
@@ -201,10 +203,12 @@ def test_kernels_across_ranks_compile_and_are_found(
     counting: CountingDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """For a GPU that launches dependents early, which the interpreter leaves out; by tables that hold addresses."""
-    monkeypatch.setattr(across_ranks, "has_pdl", lambda _: True)
+    for module in (across_ranks, apart):
+        monkeypatch.setattr(module, "has_pdl", lambda _: True)
     layout = Layout(2, 4096, 2, max_rows=64, vocab=5000, logit_rows=48, drafts=300)
     peers = peers_in(tmp_path / "memory", layout, rank=1)
     x, tokens = torch.zeros(4, 4096, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
+    stats, columns = Stats.allocate(48, 2512, x.device), torch.zeros(9, len(Column), dtype=torch.int32)
 
     def step() -> None:
         across_ranks.reduce_few(x, x, peers)
@@ -213,13 +217,14 @@ def test_kernels_across_ranks_compile_and_are_found(
         across_ranks.gather_columns(torch.zeros(4, 2512), peers.logits[:4], peers)
         across_ranks.from_first(tokens, peers)
         across_ranks.from_first(torch.zeros(300, dtype=torch.int32), peers, "drafts")
+        apart.draw_apart(peers.logits[:4, :2512], columns, tokens, tokens, tokens, stats, peers)
 
     with Rehearsal() as rehearsal:
         step()
-    assert rehearsal.wait() == 5
+    assert rehearsal.wait() == 7
     assert counting.launched == []
     step()
-    assert len(counting.launched) == 5
+    assert len(counting.launched) == 7
     with Rehearsal() as rehearsal:
         step()
     assert rehearsal.wait() == 0, "some kernel was not compiled, or not as it is launched"

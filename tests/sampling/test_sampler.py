@@ -29,6 +29,30 @@ def falling(rows: int = 1, vocab: int = VOCAB) -> torch.Tensor:
     return torch.linspace(5, -5, vocab).expand(rows, -1).clone()
 
 
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [
+        ({}, True),
+        ({"temperature": 0.0, "top_p": 0.5, "seed": 4}, True),
+        ({"top_k": VOCAB}, True),
+        ({"temperature": 1.0, "top_p": 0.5}, False),
+        ({"min_tokens": 1}, False),
+        ({"logprobs": 0}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"logit_bias": {3: 1.0}}, False),
+    ],
+)
+def test_what_was_admitted_tells_which_steps_are_plain(params: dict[str, Any], plain: bool) -> None:
+    """Later steps do not: ranks that sample nothing know no more."""
+    bench = Bench(torch.device("cpu"), ({}, [1]), (params, [1]), ({}, [1]))
+    every = np.array([1, 2, 3])
+    for _ in range(3):
+        columns = bench.sampler.columns
+        assert columns.is_plain(every) == plain
+        assert columns.is_plain(every[::2])
+        bench.tokens(falling(3))
+
+
 # -- lists --------------------------------------------------------------------------------------------------------
 
 

@@ -52,6 +52,21 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class Stats:
+    """Of chunks, what a draw without filters is made by."""
+
+    chunk_max: torch.Tensor  # float32 [rows, chunks]
+    chunk_argmax: torch.Tensor  # int32 [rows, chunks]
+    chunk_sum: torch.Tensor  # float32 [rows, chunks], see `Scratch`
+
+    @staticmethod
+    def allocate(rows: int, columns: int, device: torch.device) -> Stats:
+        shape = rows, -(-columns // CHUNK)
+        floats = torch.empty((2, *shape), dtype=torch.float32, device=device)
+        return Stats(floats[0], torch.empty(shape, dtype=torch.int32, device=device), floats[1])
+
+
+@dataclass(frozen=True, slots=True)
 class Scratch:
     """Where the sampling kernels meet between launches. Only GPUs need it."""
 

@@ -21,7 +21,7 @@ from quire.kernels.triton.launch import has_pdl, next_power_of_2
 
 
 @triton.jit
-def _address(pointer, TYPE: tl.constexpr):
+def address(pointer, TYPE: tl.constexpr):
     """Of a part of some rank's memory, read from the table; parts begin at round addresses."""
     return tl.multiple_of(tl.load(pointer).to(tl.pointer_type(TYPE)), 16)
 
@@ -56,13 +56,13 @@ def _word(low, high, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _marked(word, use):
+def marked(word, use):
     """A word with the number of the use in the upper half."""
     return (word.to(tl.int64) & 0xFFFFFFFF) | (use.to(tl.int64) << 32)
 
 
 @triton.jit
-def _arrived(pointers, there, use):
+def arrived(pointers, there, use):
     """The words that another rank has sent, once all of them are here."""
     got = tl.load(pointers, there, 0, volatile=True)
     while tl.max(tl.where(there & ((got >> 32).to(tl.int32) != use), 1, 0)) != 0:
@@ -98,16 +98,16 @@ def _reduce_few_kernel(
     turn = (use & 1).to(tl.int64) * SIZE
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            theirs = _address(peers_ptr + peer, tl.int64)
-            tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, _marked(own, use), there)
+            theirs = address(peers_ptr + peer, tl.int64)
+            tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, marked(own, use), there)
     before = tl.load(residual_ptr + row * words + at, there, 0)
     low, high = _low(before, TYPE), _high(before, TYPE)
-    mine = _address(peers_ptr + RANK, tl.int64)
+    mine = address(peers_ptr + RANK, tl.int64)
     for source in tl.static_range(SIZE):
         if source == RANK:
             word = own
         else:
-            word = _arrived(mine + ((turn + source) * ROWS + row) * words + at, there, use)
+            word = arrived(mine + ((turn + source) * ROWS + row) * words + at, there, use)
         low += _low(word, TYPE)
         high += _high(word, TYPE)
     tl.store(residual_ptr + row * words + at, _word(low, high, TYPE), there)
@@ -132,13 +132,13 @@ def _reduce_many_kernel(
     turn = (use & 1).to(tl.int64) * SIZE
     for peer in tl.static_range(SIZE):
         if peer != RANK:
-            theirs = _address(peers_ptr + peer, tl.int32)
+            theirs = address(peers_ptr + peer, tl.int32)
             tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, own, there)
     _tell_all(flags_ptr, (turn + RANK) * ROWS + row, use, RANK, SIZE, SLOTS)
     before = tl.load(residual_ptr + row * words + at, there, 0)
     low, high = _low(before, TYPE), _high(before, TYPE)
-    mine = _address(peers_ptr + RANK, tl.int32)
-    my_flags = _address(flags_ptr + RANK, tl.int32)
+    mine = address(peers_ptr + RANK, tl.int32)
+    my_flags = address(flags_ptr + RANK, tl.int32)
     for source in tl.static_range(SIZE):
         if source == RANK:
             word = own
@@ -159,12 +159,12 @@ def _reduce_many_kernel(
 def _tell(flags_ptr, peer, place, use):
     """That what was stored for another rank is there, once every thread has stored."""
     tl.debug_barrier()
-    tl.atomic_xchg(_address(flags_ptr + peer, tl.int32) + place, use, sem="release", scope="sys")
+    tl.atomic_xchg(address(flags_ptr + peer, tl.int32) + place, use, sem="release", scope="sys")
 
 
 @triton.jit
 def _await(flags_ptr, rank, place, use):
-    here = _address(flags_ptr + rank, tl.int32) + place
+    here = address(flags_ptr + rank, tl.int32) + place
     while tl.atomic_add(here, 0, sem="acquire", scope="sys") != use:
         pass
     tl.debug_barrier()
@@ -190,7 +190,7 @@ def _reduce_twice_kernel(
     parts = (use & 1).to(tl.int64) * (2 * SIZE)
     sums, number = parts + SIZE, row // SIZE
     owner = (row % SIZE).to(tl.int32)
-    mine = _address(peers_ptr + RANK, tl.int32)
+    mine = address(peers_ptr + RANK, tl.int32)
     if owner == RANK:
         before = tl.load(residual_ptr + row * words + at, there, 0)
         low, high = _low(before, TYPE), _high(before, TYPE)
@@ -207,11 +207,11 @@ def _reduce_twice_kernel(
         place = (sums + RANK) * ROWS + number
         for peer in tl.static_range(SIZE):
             if peer != RANK:
-                tl.store(_address(peers_ptr + peer, tl.int32) + place * words + at, total, there)
+                tl.store(address(peers_ptr + peer, tl.int32) + place * words + at, total, there)
         _tell_all(flags_ptr, place, use, RANK, SIZE, SLOTS)
     else:
         place = (parts + RANK) * ROWS + number
-        tl.store(_address(peers_ptr + owner, tl.int32) + place * words + at, own, there)
+        tl.store(address(peers_ptr + owner, tl.int32) + place * words + at, own, there)
         _tell(flags_ptr, owner, place, use)
         place = (sums + owner) * ROWS + number
         _await(flags_ptr, RANK, place, use)
@@ -236,18 +236,19 @@ def _from_first_kernel(
     if RANK == 0:
         x = tl.load(x_ptr + at, there, 0)
         for peer in tl.static_range(1, SIZE):
-            theirs = _address(peers_ptr + peer, tl.int64)
-            tl.store(theirs + turn + at, _marked(x, use), there)
+            theirs = address(peers_ptr + peer, tl.int64)
+            tl.store(theirs + turn + at, marked(x, use), there)
     else:
-        mine = _address(peers_ptr + RANK, tl.int64)
-        tl.store(x_ptr + at, _arrived(mine + turn + at, there, use), there)
+        mine = address(peers_ptr + RANK, tl.int64)
+        tl.store(x_ptr + at, arrived(mine + turn + at, there, use), there)
     tl.store(uses_ptr, use)
 
 
 @triton.jit
 def _gather_columns_kernel(
-    part_ptr, peers_ptr, flags_ptr, uses_ptr, width, columns, chunks,
-    RANK: tl.constexpr, SIZE: tl.constexpr, PLACES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    part_ptr, peers_ptr, flags_ptr, uses_ptr, part_stride, width, stride, columns, chunks,
+    RANK: tl.constexpr, SIZE: tl.constexpr, PLACES: tl.constexpr, IN_PLACE: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     place = row * chunks + chunk
@@ -257,10 +258,11 @@ def _gather_columns_kernel(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     use = tl.load(uses_ptr + place) + 1
-    first = _address(peers_ptr, tl.float32)
-    flags = _address(flags_ptr, tl.int32)
-    part = tl.load(part_ptr + row * width + at, there, 0.0)
-    tl.store(first + row * columns + RANK * width + at, part, there)
+    first = address(peers_ptr, tl.float32)
+    flags = address(flags_ptr, tl.int32)
+    if RANK > 0 or not IN_PLACE:
+        part = tl.load(part_ptr + row * part_stride + at, there, 0.0)
+        tl.store(first + row * stride + RANK * width + at, part, there)
     if RANK == 0:
         for source in tl.static_range(1, SIZE):
             while tl.atomic_add(flags + source * PLACES + place, 0, sem="acquire", scope="sys") != use:
@@ -310,12 +312,13 @@ def from_first(x: torch.Tensor, peers: PeerMemory, what: str = "tokens") -> torc
 
 
 def gather_columns(part: torch.Tensor, out: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """See `quire.kernels.across_ranks`; out: the first rows of `peers.logits`."""
+    """See `quire.kernels.across_ranks`; out: the first rows of `peers.logits`, in whose first columns part may lie."""
     layout, topology, pdl = peers.layout, peers.topology, has_pdl(part.device)
     rows, width = part.shape
     _gather_columns_kernel[(-(-width // CHUNK), rows)](
-        part, peers.bases["logits"], peers.bases["logits_here"], peers.uses["logits"], width, layout.vocab,
-        layout.chunks, RANK=topology.rank, SIZE=topology.size, PLACES=layout.logit_rows * layout.chunks, BLOCK=CHUNK,
+        part, peers.bases["logits"], peers.bases["logits_here"], peers.uses["logits"], part.stride(0), width,
+        out.stride(0), layout.vocab, layout.chunks, RANK=topology.rank, SIZE=topology.size,
+        PLACES=layout.logit_rows * layout.chunks, IN_PLACE=part.data_ptr() == out.data_ptr(), BLOCK=CHUNK,
         PDL=pdl, launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
     return out

@@ -69,6 +69,7 @@ class Columns:
         self.listed: dict[int, np.ndarray] = {}  # int64 ids, of the seats that want log-probabilities of these instead
         self._vocab_size = vocab_size
         self._flags_np = np.zeros(max_seats + 1, dtype=np.uint8)
+        self._is_plain_np = np.ones(max_seats + 1, dtype=np.bool_)
         self._held_np = np.zeros(max_seats + 1, dtype=np.int32)  # samples that min_tokens may still hold back
         self._staging = Staging(2 * (len(Column) * max_seats + ALIGNED), device)
 
@@ -118,6 +119,7 @@ class Columns:
             | _MIN_TOKENS * (params.min_tokens > 0)
             | _LOGPROBS * (params.logprobs is not None)
         )
+        self._is_plain_np[seat] = self._flags_np[seat] == 0
 
     def mark_custom(self, seats: list[int]) -> None:
         """Seats, admitted just now, that want logits processors."""
@@ -128,6 +130,11 @@ class Columns:
 
     def features(self, seats: np.ndarray) -> Features:
         return _FEATURES[np.bitwise_or.reduce(self._flags_np[seats], initial=0)]
+
+    def is_plain(self, seats: np.ndarray) -> bool:
+        """Whether no request in these seats has ever wanted more than greedy or temperature sampling, but for logits
+        processors. Unlike features it is told by what was admitted alone."""
+        return bool(self._is_plain_np[seats].all())
 
     def count_samples(self, seats: np.ndarray) -> None:
         """Seats that have sampled min_tokens since they were admitted need no holding back any more.

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from quire.distributed.peer_memory import PeerMemory
 from quire.kernels.dispatch import device_on_cuda
 from quire.kernels.sampling import sampling as kernels
 from quire.kernels.sampling.sampling import History, Scratch
 from quire.platforms.transfers import upload
 from quire.types.kv import PAD_SEAT
 from quire.types.plan import Admit, TokenMasks
+from quire.worker.sampling.apart import ApartDraws
 from quire.worker.sampling.columns import Columns, Features
 from quire.worker.sampling.custom import CustomProcessors
 from quire.worker.sampling.logprobs import LogprobTensors, gather_logprobs
@@ -67,13 +69,16 @@ class Sampler:
         max_rows: int,
         device: torch.device,
         custom: CustomProcessors | None = None,
+        peers: PeerMemory | None = None,
     ) -> None:
+        """peers: of ranks that draw the tokens of plain steps together; None: this one draws them all."""
         self.vocab_size = vocab_size
         self._device = device
-        self._columns = Columns(max_seats, vocab_size, device)
+        self.columns = Columns(max_seats, vocab_size, device)
         self._custom = custom
         self._slice_rows = max(1, min(max_rows, _SLICE_BYTES // (4 * vocab_size)))
         self._scratch: Scratch | None = None
+        self.apart = ApartDraws(self.columns, peers) if peers else None
         if device_on_cuda(device):
             self._scratch = Scratch.allocate(max_rows, self._slice_rows, vocab_size, device)
         self._cache: dict[bytes, _Prepared] = {}  # by seats, of one generation of the columns
@@ -81,13 +86,13 @@ class Sampler:
 
     def admit(self, admits: list[Admit]) -> None:
         """Take over the parameters of newly seated requests."""
-        self._columns.admit(admits)
+        self.columns.admit(admits)
         if self._custom and admits:
-            self._columns.mark_custom(self._custom.admit(admits))
+            self.columns.mark_custom(self._custom.admit(admits))
 
     def custom_seats(self, admits: list[Admit]) -> list[int]:
         """Those among the seats admitted last that want logits processors."""
-        return self._columns.custom_seats([admit.seat for admit in admits])
+        return self.columns.custom_seats([admit.seat for admit in admits])
 
     def take_failures(self, seats: np.ndarray) -> dict[int, str]:
         """What logits processors have done wrong with these, by seat."""
@@ -95,7 +100,7 @@ class Sampler:
 
     def features(self, seats: np.ndarray) -> Features:
         """What the rows of these seats want, at the price of one numpy reduction."""
-        return self._columns.features(seats)
+        return self.columns.features(seats)
 
     def masks(self, masks: TokenMasks | None, sample_rows: np.ndarray | None) -> Masks | None:
         """Bring masks to the device; None if nothing is forbidden.
@@ -121,7 +126,7 @@ class Sampler:
 
         logits: float32 [rows, vocab]; seats, lengths, out: int32 [rows]. lengths: tokens the request has so far.
         """
-        kernels.sample(logits, self._columns.device, seats, lengths, out, self._scratch, filtered=filtered)
+        kernels.sample(logits, self.columns.device, seats, lengths, out, self._scratch, filtered=filtered)
 
     def sample(
         self,
@@ -163,7 +168,7 @@ class Sampler:
                     lines += [_logprobs(raw, out[part], wanted, start) for wanted in kinds]
         if not features.logprobs:
             self.sample_plain(logits, seats, lengths, out, filtered=features.filter)
-        self._columns.count_samples(seats_np)
+        self.columns.count_samples(seats_np)
         return SamplerOutput(out.unsqueeze(1), LogprobTensors.concat(lines) if lines else None)
 
     def _edit(
@@ -178,21 +183,21 @@ class Sampler:
     ) -> None:
         """Lists, logits processors and penalties, in place, of a slice of rows."""
         if prepared:
-            state = RowState(self._columns.device[seats.long()], seats.long(), lengths.long(), history)
+            state = RowState(self.columns.device[seats.long()], seats.long(), lengths.long(), history)
             for processor in prepared.processors:
                 processor.apply(logits, state)
         if features.custom and self._custom:
             self._custom.apply(logits, seats_np, history)
         if features.penalties:
-            kernels.penalize(logits, self._columns.device, seats, lengths, history, self._scratch)
+            kernels.penalize(logits, self.columns.device, seats, lengths, history, self._scratch)
 
     def _prepared(self, seats_np: np.ndarray, features: Features) -> _Prepared | None:
         """What the lists and log-probabilities of these rows need on the device; made anew after an admit."""
         if not (features.lists or features.logprobs):
             return None
-        if self._generation != self._columns.generation:
+        if self._generation != self.columns.generation:
             self._cache.clear()
-            self._generation = self._columns.generation
+            self._generation = self.columns.generation
         key = seats_np.tobytes()
         found = self._cache.get(key)
         if found is None:
@@ -202,7 +207,7 @@ class Sampler:
         return found
 
     def _prepare(self, seats_np: np.ndarray) -> _Prepared:
-        lists = self._columns.lists
+        lists = self.columns.lists
         rows = [(row, lists[seat]) for row, seat in enumerate(seats_np.tolist()) if seat in lists]
         processors = (kind.build(rows, self.vocab_size, self._upload) for kind in PROCESSORS)
         return _Prepared(
@@ -211,13 +216,13 @@ class Sampler:
         )
 
     def _best_lines(self, seats_np: np.ndarray) -> Iterator[_Lines]:
-        wanted = self._columns.num_logprobs_np[seats_np]
+        wanted = self.columns.num_logprobs_np[seats_np]
         rows = np.flatnonzero(wanted >= 0)
         if len(rows):
             yield _Lines(len(rows), self._upload(rows), self._upload(wanted[rows] + 1), int(wanted.max()), None)
 
     def _listed_lines(self, seats_np: np.ndarray) -> Iterator[_Lines]:
-        listed = self._columns.listed
+        listed = self.columns.listed
         rows = [row for row, seat in enumerate(seats_np.tolist()) if seat in listed]
         if not rows:
             return

@@ -43,13 +43,14 @@ class DecodeSteps:
 
     def _sample(self, plan: StepPlan, size: DecodeSize, graphs: DecodeGraphs, masks: TokenMasks | None) -> StepHandle:
         parts = self._parts
+        gathered = parts.gather_unless_plain(plan, plan.seats)
         features = parts.sampler.features(plan.seats)
         if not features.draw_only:
             return parts.sample_eagerly(plan, parts.builder.decode_views(plan.num_rows), NOTHING, masks)
         if (found := parts.sampler.masks(masks, None)) is not None:
             found.apply(parts.logits[: plan.num_rows])
         parts.readback.before_commit()
-        graphs.tail(size, filtered=features.filter)
+        graphs.tail(size, filtered=features.filter or gathered)
         return parts.read_back(plan, None)
 
     def forward(self, size: DecodeSize, layers: int | None) -> None:
@@ -58,14 +59,11 @@ class DecodeSteps:
         batch = parts.builder.decode_views(size.rows, shares_prefix=size.shares_prefix)
         gather_decode(parts.seats.state, batch.buffers, batch.seats)
         with parts.for_graphs(size.adapted):
-            parts.write_logits(parts.forward(batch, layers))
+            parts.write_logits(parts.forward(batch, layers), before_tail=True)
 
     def tail(self, size: DecodeSize, filtered: bool) -> None:
         """What a tail graph holds."""
         parts = self._parts
         batch = parts.builder.decode_views(size.rows)
-        sampled = parts.sampled[: size.rows]
-        parts.sampler.sample_plain(
-            parts.logits[: size.rows], batch.seats, batch.buffers.seq_lens, sampled, filtered=filtered
-        )
+        sampled = parts.sample_in_tail(batch.seats, batch.buffers.seq_lens, size.rows, filtered=filtered)
         parts.write_tokens(batch, sampled)

@@ -94,6 +94,7 @@ class MixedSteps:
     ) -> StepHandle:
         parts = self._parts
         seats = plan.seats[batch.sample_rows_np]
+        gathered = parts.gather_unless_plain(plan, seats)
         features = parts.sampler.features(seats)
         logits, logprobs = parts.logits[: len(seats)], None
         found = parts.sampler.masks(masks, batch.sample_rows_np)
@@ -101,7 +102,7 @@ class MixedSteps:
             if found is not None:
                 found.apply(logits)
             parts.readback.before_commit()
-            graphs.tail(size, filtered=features.filter)
+            graphs.tail(size, filtered=features.filter or gathered)
         else:
             logprobs = parts.sample(batch, seats, logits, features, found)
         if logprobs is not None:
@@ -115,7 +116,8 @@ class MixedSteps:
         assert batch.logit_tokens is not None
         self._padded.gather(size)
         with self._parts.for_graphs(size.adapted):
-            self._parts.write_logits(self._parts.forward(batch, layers), batch.logit_tokens)
+            hidden = self._parts.forward(batch, layers)
+            self._parts.write_logits(hidden, batch.logit_tokens, before_tail=True)
 
     def tail(self, size: MixedSize, filtered: bool) -> None:
         """What a tail graph holds."""
@@ -124,6 +126,5 @@ class MixedSteps:
         assert batch.sample_rows is not None
         seats = batch.seats.index_select(0, batch.sample_rows)
         lengths = batch.buffers.seq_lens.index_select(0, batch.sample_rows)
-        sampled = parts.sampled[: size.rows]
-        parts.sampler.sample_plain(parts.logits[: size.rows], seats, lengths, sampled, filtered=filtered)
+        sampled = parts.sample_in_tail(seats, lengths, size.rows, filtered=filtered)
         parts.write_tokens(batch, sampled)

@@ -10,7 +10,7 @@ import torch
 
 from quire.attention.context import StepContext
 from quire.distributed.group import Group
-from quire.kernels.across_ranks import from_first
+from quire.kernels.across_ranks import from_first, gather_columns
 from quire.kernels.step.step import commit
 from quire.models.base import Decoder, DecoderStack, GivenEmbeddings
 from quire.types.plan import StepPlan, TokenMasks
@@ -155,15 +155,27 @@ class StepParts:
             self.adapters.find_rows(batch, self.seats)
         return own.whole(hidden)
 
-    def write_logits(self, hidden: torch.Tensor, tokens: torch.Tensor | None = None) -> None:
-        """tokens: int32 [rows], those of the step whose logits are wanted; None: all."""
+    def write_logits(
+        self, hidden: torch.Tensor, tokens: torch.Tensor | None = None, *, before_tail: bool = False
+    ) -> None:
+        """tokens: int32 [rows], those of the step whose logits are wanted; None: all. before_tail: ranks that draw
+        apart leave them in parts, see `gather_unless_plain`."""
         if not self.is_last:
             return
-        if tokens is None:
+        if tokens is not None:
+            with self.narrowed(tokens):
+                self.write_logits(hidden.index_select(0, tokens), before_tail=before_tail)
+        elif self.sampler.apart is None:
             self.model.logits(hidden, out=self.logits[: len(hidden)])
-            return
-        with self.narrowed(tokens):
-            self.model.logits(hidden.index_select(0, tokens), out=self.logits[: len(tokens)])
+        else:
+            self.model.own_logits(hidden, out=self.sampler.apart.part(len(hidden)))
+            if not before_tail:
+                self._gather(len(hidden))
+
+    def _gather(self, rows: int) -> None:
+        """Ranks' parts of the logits become the first one's."""
+        if self.sampler.apart is not None and self._group is not None and self.is_last and rows:
+            gather_columns(self.sampler.apart.part(rows), self.logits[:rows], self._group)
 
     def narrowed(self, tokens: torch.Tensor | slice) -> AbstractContextManager[None]:
         """Some of the step's tokens alone go on, as far as adapters are concerned."""
@@ -184,6 +196,25 @@ class StepParts:
         return nullcontext() if self.adapters is None else self.adapters.as_if(adapted)
 
     # -- from the logits ----------------------------------------------------------------------------------------
+
+    def gather_unless_plain(self, plan: StepPlan, seats: np.ndarray) -> bool:
+        """Behind a forward graph: whether its logits were in parts and had to be brought together, as some row of the
+        plan wants more than a draw. If so, the tail that filters goes on. seats: of the rows that are due."""
+        if self.sampler.apart is None or self.sampler.apart.suffice(plan, seats):
+            return False
+        self._gather(len(seats))
+        return True
+
+    def sample_in_tail(self, seats: torch.Tensor, lengths: torch.Tensor, rows: int, *, filtered: bool) -> torch.Tensor:
+        """Of the first rows of logits, int32 [rows]: the same tokens on every rank. Where ranks draw from their parts,
+        logits are whole if `filtered`."""
+        sampled = self.sampled[:rows]
+        if self.sampler.apart is None or filtered:
+            self.sampler.sample_plain(self.logits[:rows], seats, lengths, sampled, filtered=filtered)
+            return self.agreed(sampled)
+        if self.is_last:
+            self.sampler.apart.draw(seats, lengths, sampled)
+        return sampled
 
     def sample_eagerly(
         self, plan: StepPlan, batch: Batch, answers: Mapping[str, LogprobTensors], masks: TokenMasks | None
@@ -235,12 +266,11 @@ class StepParts:
     def commit(self, batch: Batch, sampled: torch.Tensor) -> None:
         """The end of a step that no graph holds."""
         self.readback.before_commit()
-        self.write_tokens(batch, sampled)
+        self.write_tokens(batch, self.agreed(sampled))
 
     def write_tokens(self, batch: Batch, sampled: torch.Tensor) -> None:
-        """What was sampled becomes the seats' last tokens, and drafts are made from there. Part of tails too."""
+        """What all ranks agree on becomes the seats' last tokens, and drafts are made from there. Part of tails too."""
         tokens = self.tokens[: batch.num_rows]
-        sampled = self.agreed(sampled)
         commit(self.seats.state, tokens, batch.seats, batch.buffers.seq_lens, sampled, batch.sample_index)
         if self.drafts:
             self.drafts.follow(batch.seats, tokens, batch.attention.num_decodes)

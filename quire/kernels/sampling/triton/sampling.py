@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.sampling.state import CHUNK, GROUP, SHORTLIST, Column, Scratch
+from quire.kernels.sampling.state import CHUNK, GROUP, SHORTLIST, Column, Scratch, Stats
 from quire.kernels.sampling.triton.draw import draw_from_row, greedy, load_chunks, load_float, load_logits, uniform
 from quire.kernels.sampling.triton.filter import pick_filtered
 
@@ -98,6 +98,16 @@ def _pick(
         else:
             token = greedy(row, chunks, chunk_max, chunk_argmax, CHUNKS)
     tl.store(out + row, token)
+
+
+def chunk_stats(logits: torch.Tensor, columns: torch.Tensor, seats: torch.Tensor, stats: Stats) -> None:
+    """What an unfiltered draw needs to know of each chunk."""
+    (rows, vocab), chunks = logits.shape, stats.chunk_max.shape[1]
+    unused = stats.chunk_sum
+    _chunk_stats[(chunks, rows)](
+        logits, columns, seats, stats.chunk_max, unused, stats.chunk_argmax, stats.chunk_sum, unused, unused,
+        logits.stride(0), vocab, chunks, 0, FILTERED=False, CHUNK=CHUNK, GROUP=GROUP, num_warps=_STATS_WARPS,
+    )  # fmt: skip
 
 
 def sample(
