@@ -8,8 +8,8 @@ several, one after another.
 Of sums each figure is µs a call inside a CUDA graph of 40, all ranks together, the median of 20 replays: `reduce_add`
 (which adds the residual too) as layers call it, by the kernels for few rows and for many, and the
 library's all-reduce with an addition behind it. Beside them the sums alone that torch makes over symmetric memory, in
-one and in two shots. A step's two other meetings follow: the logits of some rows to the first rank, and its tokens to
-all.
+one and in two shots. A step's other meetings follow: the logits of some rows to the first rank, a draw from them there
+("whole"), and its tokens to all; or instead of the three a draw by all ranks from their own logits ("apart").
 
 Engines are those of `benchmarks.gpu`, a process each: T1 and T2 of batch 1 of llama-3.1-8b on one GPU ("one"), with
 shared layers ("tp") and in stages ("pp"), T1b of it on one, in stages and by as many copies ("dp"), T3 on one, with
@@ -212,7 +212,8 @@ def _ends_of_steps(group: Group, hidden: int) -> list[results_file.Row]:
 
     from quire.kernels import across_ranks
 
-    _say(group, "rows", "MiB", "logits", "library", "tokens")
+    names = ["logits", "library", "whole", "tokens", "apart"]
+    _say(group, "rows", "MiB", *names)
     tokens = torch.zeros(1040, dtype=torch.int32, device=group.device)
     tiny = torch.zeros(1, hidden, dtype=torch.bfloat16, device=group.device)
     width, found = -(-VOCAB // group.topology.size), list[results_file.Row]()
@@ -220,10 +221,11 @@ def _ends_of_steps(group: Group, hidden: int) -> list[results_file.Row]:
     for rows in (1, 16, 64, 256, 1024):
         part = torch.zeros(rows, width, device=group.device)
         out = torch.empty(rows, VOCAB, device=group.device) if shared is None else shared[:rows]
+        own = part if shared is None else out[:, :width]  # as in an engine
 
         # Ranks must meet between two of these.
-        def logits(part: torch.Tensor = part, out: torch.Tensor = out) -> None:
-            across_ranks.gather_columns(part, out, group)
+        def logits(own: torch.Tensor = own, out: torch.Tensor = out) -> None:
+            across_ranks.gather_columns(own, out, group)
             across_ranks.reduce_add(tiny, tiny, group)
 
         def first() -> None:
@@ -233,13 +235,37 @@ def _ends_of_steps(group: Group, hidden: int) -> list[results_file.Row]:
         meet = _timed(bound(across_ranks.reduce_add, tiny, tiny, group))
         library = _timed(bound(group.gather_columns, part, out))
         times = {"logits": _timed(logits) - meet, "library": library, "tokens": _timed(first) - meet}
-        _say(group, rows, rows * width * 4 >> 20, *(round(time, 2) for time in times.values()))
+        times |= {name: _timed(body) for name, body in _draws(group, rows).items()}
+        _say(group, rows, rows * width * 4 >> 20, *(round(times[name], 2) if name in times else "-" for name in names))
         case = f"tp={group.topology.size},rows={rows}"
         found += [
             results_file.Row("ends", f"vocab={VOCAB}", case, f"{what}_us", round(time, 2), "us")
             for what, time in times.items()
         ]
     return found
+
+
+def _draws(group: Group, rows: int) -> dict[str, Callable[[], object]]:
+    """From whole logits, wherever this rank is, and from parts, if ranks share memory; all rows at temperature 1."""
+    import torch
+
+    from quire.kernels.sampling.apart import draw_apart
+    from quire.kernels.sampling.sampling import Column, sample
+    from quire.kernels.sampling.state import Scratch, Stats
+
+    peers = group.peers
+    if peers is None or peers.logits is None:
+        return {}
+    logits, room = peers.logits[:rows], peers.topology.padded(VOCAB).room
+    columns = torch.ones(rows + 1, len(Column), dtype=torch.int32, device=group.device)
+    columns[:, Column.INV_TEMPERATURE] = torch.ones(1).view(torch.int32).item()
+    seats = torch.arange(1, rows + 1, dtype=torch.int32, device=group.device)
+    out, stats = torch.empty_like(seats), Stats.allocate(rows, room, group.device)
+    scratch = Scratch.allocate(rows, 1, VOCAB, group.device)
+    return {
+        "whole": bound(sample, logits, columns, seats, seats, out, scratch, filtered=False),
+        "apart": bound(draw_apart, logits[:, :room], columns, seats, seats, out, stats, peers),
+    }
 
 
 def _timed(body: Callable[[], object]) -> float:
