@@ -1,9 +1,9 @@
-"""The tables of one commit in docs/performance.md, from its files in benchmarks/results.
+"""The tables in docs/performance.md, from files in benchmarks/results.
 
-    python -m benchmarks.report [COMMIT] [--device nvidia-h200] [--check]
+    python -m benchmarks.report [COMMIT ...] [--device nvidia-h200] [--check]
 
-Files are those of the commit and the device, of one rank; without a commit, those that the page says it has. --check:
-exit 1 if the tables are not those of the files.
+Files are those of the commits and the device, of one rank; a figure is the first commit's that has it. Without a
+commit, those that the page says it has. --check: exit 1 if the tables are not those of the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from benchmarks import peers, results_file
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
-BEGIN, END = re.compile(r"<!-- report: (\w+) (\S+) -->\n"), "<!-- report: end -->"
+BEGIN, END = re.compile(r"<!-- report: (\w+(?: \w+)*) (\S+) -->\n"), "<!-- report: end -->"
 BESIDE_PEERS = ["qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b"]
 # What a row is called, test, case ("" of T1: the median of its rounds), metric, digits.
 FIGURES = [
@@ -73,10 +73,12 @@ def peer(model: str, test: str, case: str, metric: str) -> float | None:
     return statistics.median(found) if found else None
 
 
-def tables(commit: str, device: str) -> str:
-    found = measured(commit, device)
-    if not found:
-        raise SystemExit(f"no file of {commit} on {device} in {results_file.FOLDER}")
+def tables(commits: list[str], device: str) -> str:
+    found: dict[tuple[str, str, str, str], Measured] = {}
+    for commit in commits:
+        if not (more := measured(commit, device)):
+            raise SystemExit(f"no file of {commit} on {device} in {results_file.FOLDER}")
+        found = more | found
     lines = ["| | " + " | ".join(f"{model} | peer | floor" for model in BESIDE_PEERS) + " |"]
     lines.append("|---" * (1 + 3 * len(BESIDE_PEERS)) + "|")
     for title, test, case, metric, digits in FIGURES:
@@ -102,15 +104,15 @@ def tables(commit: str, device: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commit", nargs="?")
+    parser.add_argument("commits", nargs="*")
     parser.add_argument("--device", default="nvidia-h200")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
     page = PAGE.read_text(encoding="utf-8")
     begin = BEGIN.search(page)
     assert begin
-    commit, device = (args.commit, args.device) if args.commit else begin.groups()
-    wanted = f"<!-- report: {commit} {device} -->\n{tables(commit, device)}\n"
+    commits, device = (args.commits, args.device) if args.commits else (begin[1].split(), begin[2])
+    wanted = f"<!-- report: {' '.join(commits)} {device} -->\n{tables(commits, device)}\n"
     wanted = page[: begin.start()] + wanted + page[page.index(END) :]
     if args.check:
         sys.exit(page != wanted)

@@ -25,6 +25,21 @@ def test_who_is_better_is_bold(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, rate = ("llama-3.1-8b", "T2", "batch=1", "step_ms"), ("llama-3.1-8b", "T1", "", "output_tok_s")
     found = {steps: report.Measured(101.0, 90.0), rate: report.Measured(101.0, 200.0)}
     monkeypatch.setattr(report, "measured", lambda *_: found)
-    lines = report.tables("0", "a").splitlines()
+    lines = report.tables(["0"], "a").splitlines()
     assert "| **101** | 100 | 200 |" in lines[2]
     assert "| 101.000 | **100.000** | 90.000 |" in lines[4]
+
+
+def test_a_figure_is_the_first_commits_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "BESIDE_PEERS", ["llama-3.1-8b"])
+    steps, rate = ("llama-3.1-8b", "T2", "batch=1", "step_ms"), ("llama-3.1-8b", "T1", "", "output_tok_s")
+    of = {
+        "old": {steps: report.Measured(3.0, 2.0), rate: report.Measured(7.0, 9.0)},
+        "new": {steps: report.Measured(2.5, 2.0)},
+    }
+    monkeypatch.setattr(report, "measured", lambda commit, _: of.get(commit, {}))
+    lines = report.tables(["new", "old"], "a").splitlines()
+    assert "| 7 |" in lines[2]
+    assert "| **2.500** |" in lines[4]
+    with pytest.raises(SystemExit, match="no file of another"):
+        report.tables(["new", "another"], "a")
