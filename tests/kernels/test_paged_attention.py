@@ -360,19 +360,23 @@ def test_many_rows_find_their_tiles(device: torch.device) -> None:
 def test_shares_cover_every_token_once_and_the_longest_stand_first(device: torch.device, window: int) -> None:
     if not device_on_triton(device):
         pytest.skip("plain torch goes row by row")
+    from quire.kernels.attention.triton import decode
+    from quire.kernels.triton.launch import num_processors, shared_bytes
+
     seq_lens = [1, 5000, 300, 33, 2000, 32, 64, 5000, 1]
     lens = torch.tensor(seq_lens, device=device, dtype=torch.int32)
     seats = torch.arange(len(seq_lens), device=device, dtype=torch.int32) + 7
+    tile = decode.shape(128, 2, 2, len(lens) * 8 / num_processors(device), shared_bytes(device)).tokens
     schedule = paged_attention.decode_schedule(seats, lens, 16, 8, 128, torch.bfloat16, Scores(window))
     assert schedule.shares is not None
     items = schedule.shares.items.tolist()
     used = [item for item in items if item[0] >= 0]
     assert all(item[1:] == [0] * 7 for item in items[len(used) :])
     sizes = [end - begin for _, _, begin, end, *_ in used]
-    whole = [-(-size // 32) for size, item in zip(sizes, used, strict=True) if item[4] == 0]  # first shares, in tiles
+    whole = [-(-size // tile) for size, item in zip(sizes, used, strict=True) if item[4] == 0]  # first shares, in tiles
     assert whole == sorted(whole, reverse=True)
     seen = [min(n, window or n) for n in seq_lens]
-    assert max(sizes) <= sum(seen) / (len(items) - len(seq_lens)) + 2 * 32
+    assert max(sizes) <= sum(seen) / (len(items) - len(seq_lens)) + 2 * tile
     for row, length in enumerate(seq_lens):
         shares = [item for item in used if item[0] == row]
         assert [item[4] for item in shares] == list(range(len(shares)))
@@ -380,7 +384,7 @@ def test_shares_cover_every_token_once_and_the_longest_stand_first(device: torch
         first, edges = shares[0][2], [edge for item in shares for edge in item[2:4]]
         assert edges[1:-1:2] == edges[2::2]
         assert edges[-1] == length
-        assert first <= length - seen[row] < first + 32 if window else first == 0
+        assert first <= length - seen[row] < first + tile if window else first == 0
         assert all(begin < end for _, _, begin, end, *_ in shares)
 
 
