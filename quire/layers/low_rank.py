@@ -212,7 +212,8 @@ class LowRankEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class ExpertFactors:
-    """One adapter's, of a mixture's experts: by expert, of gate and up (two parts) and of down."""
+    """One adapter's, of a mixture's experts: by expert, of gate and up (two parts; one, if there is no gate) and of
+    down."""
 
     gate_up: Mapping[int, HostFactors]
     down: Mapping[int, HostFactors]
@@ -244,15 +245,16 @@ class LowRankExperts:
         """As LowRank.put."""
         self._slots.pop(slot, None)
         if host is not None:
-            self._slots[slot] = (self._stacked(host.gate_up, 2), self._stacked(host.down, 1))
+            self._slots[slot] = (self._stacked(host.gate_up), self._stacked(host.down))
 
-    def _stacked(self, each: Mapping[int, HostFactors], parts: int) -> _Stack | None:
+    def _stacked(self, each: Mapping[int, HostFactors]) -> _Stack | None:
         """Factors of smaller ranks end in zeros."""
         if not each:
             return None
-        rank, columns = max(one.rank for one in each.values()), next(iter(each.values())).down.shape[1]
-        down = torch.zeros((len(each), parts, rank, columns), dtype=next(iter(each.values())).down.dtype)
-        up = torch.zeros((len(each), next(iter(each.values())).up.shape[1], rank), dtype=down.dtype)
+        first, rank = next(iter(each.values())), max(one.rank for one in each.values())
+        parts, columns = len(first.down) // first.rank, first.down.shape[1]
+        down = torch.zeros((len(each), parts, rank, columns), dtype=first.down.dtype)
+        up = torch.zeros((len(each), first.up.shape[1], rank), dtype=down.dtype)
         gains = torch.ones(up.shape[:2]) if any(one.gains is not None for one in each.values()) else None
         numbers = torch.full((self._experts,), -1)
         for number, (expert, one) in enumerate(each.items()):

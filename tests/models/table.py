@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from quire.config.families import Family, families
-from tests.models import checkpoints, sparse_checkpoints
+from tests.models import checkpoints, features, sparse_checkpoints
 from tests.models.cases import CASES, FAMILIES, HYBRIDS
 from tests.models.fallback_cases import FALLBACK
 from tests.models.paged import PagedRows
@@ -35,11 +35,15 @@ made by `make docs`.
 
 **Difference**: the largest of any token's log-probability from transformers, float32 on a CPU, over all variants, with
 random weights. Families whose code transformers does not have are compared by way of one that computes the same
-(`tests/models/twins.py`). **Ranks**: whether several GPUs may share each layer (`--tensor-parallel-size`). Decoders
-also serve embedders and classifiers made of them (`...Model`, `...ForSequenceClassification`).
+(`tests/models/twins.py`). **Ranks**: whether several GPUs may share each layer (`--tensor-parallel-size`).
+**Prefixes**: whether prompts that begin alike are computed once by themselves, or if asked
+(`--enable-prefix-caching`). **Adapters**: the largest difference, with an adapter of LoRA on every product, from
+weights that it was added to. **8 bits**: the mean difference of weights in `--quantization int8` from what they were;
+other [methods](quantization.md) go the same way. Both are of the last variant (`tests/models/test_features.py`).
+Decoders also serve embedders and classifiers made of them (`...Model`, `...ForSequenceClassification`).
 
-| Family | Architectures | Variants tested | Attention has | Ranks | Lines | Difference |
-|---|---|---|---|---|---|---|
+| Family | Architectures | Variants tested | Attention has | Ranks | Prefixes | Adapters | 8 bits | Lines | Difference |
+|---|---|---|---|---|---|---|---|---|---|
 """
 FOOT = """
 ## Encoders, for vectors
@@ -117,12 +121,13 @@ def variants(family: str) -> list[str]:
 
 
 KIN = {"mistral": ("ministral",)}
+_COLUMNS = 10  # of the families' table
 
 
 def render(differences: dict[str, str]) -> str:
     both = families().items()
     rows = [
-        _row(name, family, differences.get(name, "-"))
+        _row(name, family, differences)
         for name, family in both
         if "hidden_size" in family.defaults and not _is_encoder(family)
     ]
@@ -149,15 +154,22 @@ def encoder_variants(family: str) -> list[str]:
     return [case for case in encoders.CASES if case.partition("-")[0] == family]
 
 
-def _row(name: str, family: Family, difference: str) -> str:
+def _row(name: str, family: Family, differences: dict[str, str]) -> str:
     told = [case.removeprefix(f"{name}-") for case in variants(name) if case != name]
     marks = (
         ", ".join(term for term, is_there in _terms(family).items() if is_there),
         "yes" if family.shared else "one",
+        "if asked" if family.module.startswith("quire.models.hybrid.") else "yes",
     )
+    adapters, codes, difference = (differences.get(key, "-") for key in (*_told(name), name))
     architectures = ", ".join(family.architectures)
-    cells = (name, architectures, ", ".join(told) or "-", *marks, str(_lines(family)), difference)
-    return f"| {' | '.join(cells)} |"
+    told_of = (", ".join(told) or "-", *marks, adapters, codes, str(_lines(family)), difference)
+    return f"| {' | '.join((name, architectures, *told_of))} |"
+
+
+def _told(family: str) -> tuple[str, str]:
+    """What its adapters and its codes of 8 bits are called in `differences_of`."""
+    return f"{family} with adapters", f"{family} in 8 bits"
 
 
 def _terms(family: Family) -> dict[str, bool]:
@@ -183,7 +195,13 @@ def _lines(family: Family) -> int:
 
 def differences_of(page: str) -> dict[str, str]:
     """What a page says, by family."""
-    return dict(re.findall(r"^\| (\w+) \|.*\| ([^|]+) \|$", page, re.MULTILINE))
+    found = {}
+    for line in re.findall(r"^\| \w+ \|.*\|$", page, re.MULTILINE):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found[cells[0]] = cells[-1]
+        if len(cells) == _COLUMNS:
+            found |= zip(_told(cells[0]), cells[-4:-2], strict=True)
+    return found
 
 
 def measure(names: Sequence[str] = ()) -> dict[str, str]:
@@ -197,6 +215,11 @@ def measure(names: Sequence[str] = ()) -> dict[str, str]:
         if names and checkpoints.class_name(made) not in names:
             continue
         found[checkpoints.class_name(made)] = _difference(checkpoints.make(made, **config), "transformers")
+    for family in every:
+        if not names or family in names:
+            with tempfile.TemporaryDirectory() as folder:
+                does = features.measure(variants(family)[-1], Path(folder))
+            found |= zip(_told(family), (does.adapters, does.codes), strict=True)
     return {name: f"{largest:.0e}" for name, largest in found.items()}
 
 

@@ -360,24 +360,24 @@ def _is_same(linear: Linear, whole: torch.Tensor, own: torch.Tensor) -> bool:
 def _of_experts(
     experts: Experts, config: PeftConfig, module: str, tensors: Tensors, place: _Place
 ) -> Iterator[tuple[tuple[int, int], Pair]]:
-    _, down = experts.pair
-    inner, hidden = down.in_features, down.out_features
+    opened, down = experts.pair
+    inner, hidden, before = down.in_features, down.out_features, len(opened.parts)  # gate and up, or up alone
     if place.expert >= 0:
         if config.use_dora and experts.has_bias:
             raise WeightsError(f"{module}: use_dora is not supported for experts with biases", PARAM)
         part = place.parts[0]
-        outputs, inputs = (hidden, inner) if part == 2 else (inner, hidden)
+        outputs, inputs = (hidden, inner) if part == before else (inner, hidden)
         yield (place.expert, part), pair_of(config, module, tensors, outputs, inputs)
         return
     is_down = "lora_A" in tensors and tensors["lora_A"].shape[1] == inner and len(tensors.get("lora_B", ())) == hidden
     name = experts.names.all_down if is_down else experts.names.all_gate_up
-    outputs, inputs = (hidden, inner) if is_down else (2 * inner, hidden)
-    take_turns = experts.names.interleaved
-    gate, up = (slice(0, None, 2), slice(1, None, 2)) if take_turns else (slice(inner), slice(inner, None))
+    outputs, inputs = (hidden, inner) if is_down else (before * inner, hidden)
+    lines = [slice(part * inner, (part + 1) * inner) for part in range(before)]
+    if experts.names.interleaved:
+        lines = [slice(part, None, before) for part in range(before)]
     path = f"{module.removesuffix(f'.{BASE}')}.{name}"
     for expert, pair in enumerate(experts_pairs(config, path, tensors, experts.experts, outputs, inputs)):
         if is_down:
-            yield (expert, 2), pair
+            yield (expert, before), pair
         else:
-            yield (expert, 0), Pair(pair.down, pair.up[gate], None)
-            yield (expert, 1), Pair(pair.down, pair.up[up], None)
+            yield from (((expert, part), Pair(pair.down, pair.up[own], None)) for part, own in enumerate(lines))

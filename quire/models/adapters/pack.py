@@ -75,12 +75,13 @@ def of_whole(weight: torch.Tensor, pair: Pair, dtype: torch.dtype) -> HostFactor
 
 
 def of_experts(experts: Experts, pairs: Mapping[tuple[int, int], Pair], dtype: torch.dtype) -> ExpertFactors:
-    """pairs: by expert and part, of which gate, up and down are 0, 1 and 2."""
+    """pairs: by expert and part, of which down is the last: behind gate and up, or up alone."""
     packed: tuple[dict[int, HostFactors], dict[int, HostFactors]] = ({}, {})
     for expert in sorted({expert for expert, _ in pairs}):
         slot = experts.told_slot(expert)
-        for number, (linear, first) in enumerate(zip(experts.pair, (0, 2), strict=True)):
-            own = {part: pairs[expert, first + part] for part in range(2 - number) if (expert, first + part) in pairs}
+        for number, (linear, first) in enumerate(zip(experts.pair, (0, len(experts.pair[0].parts)), strict=True)):
+            numbers = range(first, first + len(linear.parts))
+            own = {part - first: pairs[expert, part] for part in numbers if (expert, part) in pairs}
 
             def dense(lines: slice, number: int = number, slot: int = slot or 0) -> torch.Tensor:
                 return experts.dense(number, slot, torch.float32)[lines]
