@@ -85,8 +85,7 @@ and gemma2. On an H200 Llama, Qwen 3 and Gemma 2 have run.
 NOTES = """
 Slopes are of ALiBi: a bias linear in how far away a token is. transformers rounds Falcon's to bfloat16 position by
 position, which is not done here. On an H200 families' logits in bfloat16 are compared with transformers' own
-(`tests/models/test_gpu_parity.py`); the newest have not been there yet: Gemma 3n, Kimi Linear, OLMo Hybrid, Zamba 2,
-Mistral 4, MPNet, ALBERT and DeBERTa.
+(`tests/models/test_gpu_parity.py`); Mistral 4, MPNet, ALBERT and DeBERTa have not been there yet.
 """
 NOT_YET = """
 ## States
