@@ -115,7 +115,7 @@ def _micro(name: str, model: str) -> Micro:
     """From the file; what it lacks from the latest other one that has it."""
     names = [name, *_all_files()]
     decode = next(filter(None, (_rows(values(read(each), "T2", model, "step_ms")) for each in names)))
-    prompts = next(filter(None, (values(read(each), "T3", model, "ttft_ms") for each in names)), {})
+    prompts = next(filter(None, (_prompts(values(read(each), "T3", model, "ttft_ms")) for each in names)), {})
     facts = (read(each).get("settings", {}).get(model) for each in names)
     of_it = next((each for each in facts if isinstance(each, dict) and "num_blocks" in each), None)
     if of_it is None:
@@ -139,6 +139,13 @@ def _with_sweep(model: str, decode: dict[int, float]) -> dict[int, float]:
     differences = [decode[rows] - as_t2[rows] for rows in both]
     graphs = graph_rows(1024, [])
     return {r: ms + float(np.interp(r, both, differences)) for r, ms in as_t2.items() if r in graphs} | decode
+
+
+def _prompts(cases: dict[str, float]) -> dict[str, float]:
+    """Those of one GPU, of the usual lengths."""
+    count, length = workloads.T3_MANY
+    usual = [*(f"1x{one}" for one in workloads.T3_LENGTHS), f"{count}x{length}"]
+    return {case: cases[case] for case in usual if case in cases}
 
 
 def _rows(cases: dict[str, float]) -> dict[int, float]:
