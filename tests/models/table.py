@@ -232,13 +232,7 @@ def encoder_difference(case: str) -> float:
 
 
 def difference(case: str) -> float:
-    family, _, name = case.partition("-")
-    if family in sparse_checkpoints.FAMILIES:
-        reference = sparse_checkpoints.make(name)
-    else:
-        made, config = CASES[case]
-        reference = checkpoints.make(made, **config)
-    return _difference(reference)
+    return _difference(features.make(case))
 
 
 def _difference(reference: Any, impl: str = "auto") -> float:
