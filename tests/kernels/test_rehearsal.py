@@ -66,6 +66,19 @@ def counting(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Countin
     gc.collect()  # kernels are unloaded by the driver that has loaded them
 
 
+@triton.jit
+def doubled(x):
+    return x + x
+
+
+def calling() -> Any:
+    @triton.jit
+    def double(x):
+        tl.store(x, doubled(tl.load(x)))
+
+    return double
+
+
 def kernels() -> tuple[Any, Any]:
     @triton.jit
     def add(out, x, n, BLOCK: tl.constexpr):
@@ -186,6 +199,26 @@ def test_source_that_another_thread_spoiled_is_read_again() -> None:
     errors += [mismatch] * 11
     with pytest.raises(SystemError, match="mismatch"):
         rehearsing.whole(read)
+
+
+def test_source_of_a_called_function_that_another_thread_spoiled(
+    counting: CountingDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parse, spoiled = triton.JITFunction.parse, list[str]()
+
+    def spoil(function: Any) -> Any:
+        if function.__name__ == "doubled" and len(spoiled) < 2:
+            spoiled.append("doubled")
+            raise SystemError("AST constructor recursion depth mismatch (before=39, after=174)")
+        return parse(function)
+
+    monkeypatch.setattr(triton.JITFunction, "parse", spoil)
+    with Rehearsal() as rehearsal:
+        calling()[(1,)](torch.zeros(1))
+    assert rehearsal.wait() == 1
+    assert [compiling.exception() for compiling in rehearsal._compiling] == [None]
+    assert len(spoiled) == 2
+    assert counting.launched == []
 
 
 def test_a_kernel_that_does_not_compile_says_so_at_its_launch(counting: CountingDriver) -> None:

@@ -39,14 +39,22 @@ _TAKES_MEMORY = (
 def whole(make: Callable[[], Any]) -> Any:
     """What `make` returns, which reads Python's source. Python 3.11 counts for all threads together how deep it is in a
     syntax tree; who finds another's number in the end, as a collection of garbage let others in, is told so and reads
-    again."""
+    again. Of a function that a kernel calls, Triton says so as the cause of an error of its own."""
     for _ in range(_READINGS - 1):
         try:
             return make()
-        except SystemError as error:
-            if "recursion depth mismatch" not in str(error):
+        except Exception as error:
+            if not _is_spoilt(error):
                 raise
     return make()
+
+
+def _is_spoilt(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, SystemError) and "recursion depth mismatch" in str(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 def is_possible() -> bool:
