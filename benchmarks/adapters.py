@@ -6,7 +6,8 @@ many adapters in use, of several ranks.
 
 Dense models of random weights; adapters, random too, are of all linear layers of attention and MLP; those of one rank
 are read from the same file, each to a place of its own. Engines come one
-after the other, "off" first and last: what the machine does otherwise shows between the two.
+after the other, each in a process of its own, "off" first and last: what the machine does otherwise shows between the
+two.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -30,6 +32,7 @@ from benchmarks.serve import device_name
 from quire import LLM, LoRARequest, SamplingParams
 
 TOKENS, ROUNDS = 128, 3
+ENGINES = ("off", "on", "off again")
 
 
 def sizes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
@@ -77,6 +80,29 @@ def step_ms(llm: LLM, batch: int, used: list[LoRARequest]) -> float:
     return statistics.median(times)
 
 
+def engine(args: argparse.Namespace) -> None:
+    """That of `args.engine`, in this process: a line ROW for each figure."""
+    shared = {"load_format": "dummy", "skip_tokenizer_init": True, **json.loads(args.options)}
+    with tempfile.TemporaryDirectory() as folder:
+        model = workloads.write_model_dir(args.model, Path(folder) / args.model)
+        cases: dict[str, list[LoRARequest]] = {args.engine: []}
+        if args.engine == "on":
+            config = json.loads((model / "config.json").read_text())
+            files = {rank: adapter(Path(folder) / f"rank-{rank}", config, rank) for rank in args.ranks}
+            made = [
+                LoRARequest(f"a{number}", number, files[rank])
+                for number, rank in enumerate(islice(cycle(args.ranks), args.adapters), 1)
+            ]
+            cases = {"on, none used": [], f"on, {args.adapters} used": made}
+            shared |= {"enable_lora": True, "max_loras": args.adapters, "max_lora_rank": max(args.ranks)}
+        with LLM(str(model), **shared) as llm:
+            for case, used in cases.items():
+                for batch in args.batches:
+                    found = step_ms(llm, batch, used)
+                    row = Row("lora", args.model, f"{case},batch={batch}", "step_ms", round(found, 4), "ms")
+                    print("ROW " + json.dumps(row.__dict__), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="llama-3.1-8b", choices=list(workloads.MODELS))
@@ -84,36 +110,25 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=32)
     parser.add_argument("--ranks", nargs="+", type=int, default=[8, 16], help="of the adapters, in turn")
     parser.add_argument("--options", default="{}", help="engine options as a JSON object")
+    parser.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
+    parser.add_argument("--engine", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.engine is not None:
+        engine(args)
+        return
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as folder:
-        model = workloads.write_model_dir(args.model, Path(folder) / args.model)
-        config = json.loads((model / "config.json").read_text())
-        files = {rank: adapter(Path(folder) / f"rank-{rank}", config, rank) for rank in args.ranks}
-        made = [
-            LoRARequest(f"a{number}", number, files[rank])
-            for number, rank in enumerate(islice(cycle(args.ranks), args.adapters), 1)
-        ]
-        shared = {"load_format": "dummy", "skip_tokenizer_init": True, **json.loads(args.options)}
-        ready = {"enable_lora": True, "max_loras": args.adapters, "max_lora_rank": max(args.ranks)}
-        engines: list[tuple[dict[str, Any], dict[str, list[LoRARequest]]]] = [
-            ({}, {"off": []}),
-            (ready, {"on, none used": [], f"on, {args.adapters} used": made}),
-            ({}, {"off again": []}),
-        ]
-        for options, cases in engines:
-            with LLM(str(model), **shared, **options) as llm:
-                for case, used in cases.items():
-                    for batch in args.batches:
-                        found = step_ms(llm, batch, used)
-                        rows.append(Row("lora", args.model, f"{case},batch={batch}", "step_ms", round(found, 4), "ms"))
-                        print(rows[-1], flush=True)
+    for name in args.engines:
+        command = [sys.executable, "-m", "benchmarks.adapters", *sys.argv[1:], "--engine", name]
+        child = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        lines = [line.removeprefix("ROW ") for line in child.stdout.splitlines() if line.startswith("ROW ")]
+        rows += [Row(**json.loads(line)) for line in lines]
+        print(*lines, sep="\n", flush=True)
     print(results_file.table(rows))
     args.out.mkdir(parents=True, exist_ok=True)
     facts = {"adapters": args.adapters, "ranks": args.ranks, "tokens": TOKENS, "options": args.options}
-    command = " ".join(["python -m benchmarks.adapters", *sys.argv[1:]])
-    print(results_file.write(rows, device_name(), command, facts, args.out, "adapters"))
+    said = " ".join(["python -m benchmarks.adapters", *sys.argv[1:]])
+    print(results_file.write(rows, device_name(), said, facts, args.out, "adapters"))
 
 
 if __name__ == "__main__":

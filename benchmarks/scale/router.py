@@ -7,7 +7,10 @@ connection; what the router adds to the median and to the 99th percentile, and t
 goodput: a trace of questions on few long documents, whose KV one replica cannot hold all of, by `--in-flight` clients
 that ask again when answered; requests answered within `--limit` seconds a second, by policy, each before fresh caches.
 kill: the same trace, and one replica killed amid it; requests that failed before the first byte.
-All on CPU with the demo model, one thread a replica.
+All on CPU with the demo model, one thread a replica; or --shape: random weights, a GPU a replica.
+
+    python -m benchmarks.scale.router --tests goodput kill --shape llama-3.1-8b --document 8000 --documents 64 --kept 20
+                                      --in-flight 64 --requests 1000 --answer 32 --limit 2 --write
 """
 
 from __future__ import annotations
@@ -23,16 +26,20 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import psutil
 
-from benchmarks import results_file
+from benchmarks import results_file, workloads
 from benchmarks.results_file import Row
+from benchmarks.serve import device_name
 
 MODEL = "quire-demo"
 POLICIES = ("prefix", "least_load", "round_robin")
@@ -60,9 +67,11 @@ asyncio.run(main())
 
 
 @contextlib.contextmanager
-def process(*command: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def process(*command: str, gpu: int | None = None) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """Its URL, once it says that it is ready."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if gpu is not None:
+        env["CUDA_VISIBLE_DEVICES"] = str(gpu)
     running = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=env)
     try:
         assert running.stdout is not None
@@ -144,10 +153,24 @@ def route(arguments: argparse.Namespace, policy: str, urls: list[str]) -> list[s
     return ["-m", "quire.cli.main", "route", *options, "--backend", *urls]
 
 
-def serve(arguments: argparse.Namespace) -> list[str]:
-    options = ["--port", "0", "--device", "cpu", "--num-threads", "1", "--max-num-seqs", "16", "--server-dev-mode"]
+@contextlib.contextmanager
+def servers(arguments: argparse.Namespace) -> Iterator[list[tuple[str, subprocess.Popen[str]]]]:
+    """Their URLs and processes; they start together."""
+    options = ["-m", "quire.cli.main", "serve", "--port", "0", "--server-dev-mode", "--max-num-seqs", "16"]
     blocks = arguments.kept * (arguments.document // 16 + 4) + 16 * 4
-    return ["-m", "quire.cli.main", "serve", *options, "--num-gpu-blocks-override", str(blocks)]
+    options += ["--num-gpu-blocks-override", str(blocks), "--served-model-name", MODEL]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        options += ["--device", "cpu", "--num-threads", "1"]
+        if arguments.shape:
+            model = workloads.write_model_dir(arguments.shape, Path(folder) / arguments.shape, tokenizer=True)
+            options[-4:] = [str(model), "--load-format", "dummy"]
+        with contextlib.ExitStack() as stack:
+            every = [process(*options, gpu=number if arguments.shape else None) for number in range(arguments.replicas)]
+            yield [*pool.map(stack.enter_context, every)]
+
+
+def model_of(arguments: argparse.Namespace) -> str:
+    return arguments.shape or MODEL
 
 
 def trace(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -202,9 +225,8 @@ def fresh(urls: list[str]) -> None:
 def goodput(arguments: argparse.Namespace) -> list[Row]:
     rows, asked = [], trace(arguments)
     case = f"{arguments.documents} documents of {arguments.document} tokens, {arguments.replicas} replicas"
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(process(*serve(arguments))) for _ in range(arguments.replicas)]
-        urls = [url for url, _ in servers]
+    with servers(arguments) as running:
+        urls = [url for url, _ in running]
         for repeat in range(arguments.repeats):
             for policy in POLICIES if repeat % 2 == 0 else POLICIES[::-1]:
                 fresh(urls)
@@ -214,9 +236,9 @@ def goodput(arguments: argparse.Namespace) -> list[Row]:
                 in_time = sum(one <= arguments.limit for one in took) - failed
                 name = f"{case}, {policy}"
                 rows += [
-                    Row("router", MODEL, name, "goodput", in_time / seconds, "requests/s"),
-                    Row("router", MODEL, name, "answer median", 1000 * statistics.median(took), "ms"),
-                    Row("router", MODEL, name, "failed", failed, "requests"),
+                    Row("router", model_of(arguments), name, "goodput", in_time / seconds, "requests/s"),
+                    Row("router", model_of(arguments), name, "answer median", 1000 * statistics.median(took), "ms"),
+                    Row("router", model_of(arguments), name, "failed", failed, "requests"),
                 ]
                 show(rows[-3:])
     return rows
@@ -224,13 +246,11 @@ def goodput(arguments: argparse.Namespace) -> list[Row]:
 
 def kill(arguments: argparse.Namespace) -> list[Row]:
     asked = trace(arguments)
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(process(*serve(arguments))) for _ in range(arguments.replicas)]
-        url, _ = stack.enter_context(process(*route(arguments, "prefix", [url for url, _ in servers])))
-        ready(url, len(servers))
-        _, failed, _ = asyncio.run(ask_all(url, asked, arguments, servers[0][1]))
+    with servers(arguments) as running, process(*route(arguments, "prefix", [url for url, _ in running])) as (url, _):
+        ready(url, len(running))
+        _, failed, _ = asyncio.run(ask_all(url, asked, arguments, running[0][1]))
     case = f"one of {arguments.replicas} killed, {arguments.requests} requests, {arguments.in_flight} at once"
-    return [Row("router", MODEL, case, "failed", failed, "requests")]
+    return [Row("router", model_of(arguments), case, "failed", failed, "requests")]
 
 
 def show(rows: list[Row]) -> None:
@@ -249,7 +269,9 @@ def main() -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
     parser.add_argument("--limit", type=float, default=10.0, help="seconds in which an answer must come to count")
     parser.add_argument("--health-interval", type=float, default=1.0)
+    parser.add_argument("--shape", choices=list(workloads.MODELS))
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     arguments = parser.parse_args()
     rows: list[Row] = []
     for name in arguments.tests:
@@ -259,8 +281,9 @@ def main() -> None:
         rows += found
     if arguments.write:
         command = f"python -m benchmarks.scale.router {' '.join(sys.argv[1:])}"
-        settings = {name: value for name, value in vars(arguments).items() if name != "write"}
-        print(results_file.write(rows, f"cpu {os.cpu_count()} threads", command, settings, part="router"))
+        settings = {name: value for name, value in vars(arguments).items() if name not in ("write", "out")}
+        device = device_name() if arguments.shape else f"cpu {os.cpu_count()} threads"
+        print(results_file.write(rows, device, command, settings, arguments.out, "router"))
 
 
 if __name__ == "__main__":
