@@ -1,6 +1,7 @@
 """Ways to cut the products of decode steps up, each in a chain of whole layers: what `gemm_plan` was fitted to.
 
-    python -m benchmarks.gemm_sweep [--models qwen3-4b …] [--rows 1 8 16 32 64 128] [--fp8] [--out FOLDER]
+    python -m benchmarks.gemm_sweep [--models qwen3-4b …] [--rows 1 8 16 32 64 128] [--fp8] [--ranks 1]
+                                    [--out FOLDER]
 
 All products of a layer are as planned but one, which is tried in every way; the best is kept for the products after it.
 Times are of a layer (256 tokens a row), microseconds. Kernels are compiled by threads before they are timed.
@@ -192,19 +193,21 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["llama-3.2-1b", "qwen3-4b", "llama-3.1-8b", "qwen3-14b"])
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 16, 32, 64, 128])
     parser.add_argument("--fp8", action="store_true", help="weights of 8-bit floats")
+    parser.add_argument("--ranks", type=int, default=1, help="that share a layer: the products are those of one")
     parser.add_argument("--out", type=Path, default=results_file.FOLDER)
     args = parser.parse_args()
     found: list[Row] = []
     for name in args.models:
-        c = workloads.MODELS[name]
+        c, ranks = workloads.MODELS[name], args.ranks
         model = kernels.Model(
-            name, c["hidden_size"], c["num_attention_heads"], c["num_key_value_heads"], c["head_dim"],
-            c["intermediate_size"], c["vocab_size"], c["model_type"] == "qwen3",
+            name if ranks == 1 else f"{name} tp={ranks}", c["hidden_size"], c["num_attention_heads"] // ranks,
+            c["num_key_value_heads"] // ranks, c["head_dim"], c["intermediate_size"] // ranks, c["vocab_size"],
+            c["model_type"] == "qwen3",
         )  # fmt: skip
         for rows in args.rows:
             for row in sweep(model, rows, args.fp8):
                 found.append(row)
-                print(f"{row.model:14}{row.case:10}{row.test:8}{row.value:8.1f} {row.metric}", flush=True)
+                print(f"{row.model:20}{row.case:10}{row.test:8}{row.value:8.1f} {row.metric}", flush=True)
             torch.cuda.empty_cache()
     command = " ".join(["python -m benchmarks.gemm_sweep", *sys.argv[1:]])
     print(results_file.write(found, torch.cuda.get_device_name(), command, {}, args.out, "gemm-sweep"))

@@ -179,6 +179,7 @@ MODELS["qwen2.5-7b"] = {
     "vocab_size": 152064,
 }
 MODELS["qwen3-14b"] = _qwen3(5120, 17408, 40, 40, tied=False)
+MODELS["qwen3-32b"] = _qwen3(5120, 25600, 64, 64, tied=False)
 MODELS["qwen3-30b-a3b"] = {
     **_qwen3(2048, 6144, 48, 32, tied=False),
     "architectures": ["Qwen3MoeForCausalLM"],

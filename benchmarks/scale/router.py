@@ -158,12 +158,13 @@ def servers(arguments: argparse.Namespace) -> Iterator[list[tuple[str, subproces
     """Their URLs and processes; they start together."""
     options = ["-m", "quire.cli.main", "serve", "--port", "0", "--server-dev-mode", "--max-num-seqs", "16"]
     blocks = arguments.kept * (arguments.document // 16 + 4) + 16 * 4
-    options += ["--num-gpu-blocks-override", str(blocks), "--served-model-name", MODEL]
+    options += ["--num-gpu-blocks-override", str(blocks)]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        options += ["--device", "cpu", "--num-threads", "1"]
         if arguments.shape:
             model = workloads.write_model_dir(arguments.shape, Path(folder) / arguments.shape, tokenizer=True)
-            options[-4:] = [str(model), "--load-format", "dummy"]
+            options += ["--model", str(model), "--load-format", "dummy", "--served-model-name", MODEL]
+        else:
+            options += ["--device", "cpu", "--num-threads", "1"]
         with contextlib.ExitStack() as stack:
             every = [process(*options, gpu=number if arguments.shape else None) for number in range(arguments.replicas)]
             yield [*pool.map(stack.enter_context, every)]
