@@ -155,7 +155,8 @@ class Assembly:
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
-        mixed = [] if eager or self._in_stages else mixed_sizes(rows, tokens, model.num_weights())
+        layers = sum(group.num_layers for group in self._pages.groups)
+        mixed = [] if eager or self._in_stages else mixed_sizes(rows, tokens, model.num_weights(), layers)
         longest = max([round_size(tokens), *(size.tokens for size in mixed)])
         groups = self._layer_groups(seats, longest, max_model_len)
         self._prompt_wave = groups.prompt_wave

@@ -13,9 +13,9 @@ from quire.types.plan import StepPlan
 from quire.worker.graphs import StepGraphs
 
 MAX_PROMPTS = 16  # prompt chunks in one step
-# Weights times tokens of the largest step that is captured: beyond, the device takes much longer than the host's
-# launches (25 against 10 to 20 ms on an H200), and running ahead hides them.
-MAX_WORK = 8.5e12
+# Weights of a layer times tokens of the largest step that is captured: beyond, the device takes much longer than the
+# host's launches (0.8 against 0.3 to 0.6 ms a layer on an H200), and running ahead hides them.
+MAX_WORK = 2.65e11
 WHOLE_TOKENS = 512  # room for prompts from which on a size may be for whole ones
 
 
@@ -34,15 +34,17 @@ class MixedSize:
         return self.decodes + MAX_PROMPTS
 
 
-def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int) -> list[MixedSize]:
+def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int, num_layers: int) -> list[MixedSize]:
     """Sizes to capture, falling. Decode rows and prompts together make round numbers of rows.
 
-    max_rows, max_tokens: of any step; num_weights: elements of the model.
+    max_rows, max_tokens: of any step; num_weights: elements of the model, this rank's; num_layers: of its cache.
     """
     decodes = [count for count in (0, 16, 48, 112, 240, 496) if 4 * count < 3 * max_rows]
     if max_rows <= 512:
         decodes.append(max_rows)
-    top = min(2 * max_tokens, int(MAX_WORK / num_weights))  # one size has room for a full step and its padding
+    top = min(
+        2 * max_tokens, int(MAX_WORK * num_layers / num_weights)
+    )  # one size has room for a full step and its padding
     sizes = [
         MixedSize(count, tokens)
         for count in decodes

@@ -76,7 +76,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[StepPlan, MixedSize | N
 
     def build_padded(self: Assembly, num_blocks: int, max_model_len: int, **options: Any) -> Runner:
         runner = build(self, num_blocks, max_model_len, **options)
-        sizes = mixed_sizes(self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens, 1000)
+        sizes = mixed_sizes(self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens, 1000, 2)
         sizes = with_prefixes(sizes)
         group = self._model.num_heads // self._pages.groups[0].num_kv_heads
         parts, mixed = runner.parts, runner.mixed
@@ -150,7 +150,7 @@ def test_rows_that_begin_alike(
 
 
 def test_sizes_for_prefixes_are_few_and_hold_the_largest_step() -> None:
-    sizes = mixed_sizes(1024, 16384, 600_000_000)
+    sizes = mixed_sizes(1024, 16384, 600_000_000, 28)
     sharing = [size for size in with_prefixes(sizes) if size.shares_prefix]
     assert 0 < len(sharing) < len(sizes) / 2
     assert max(size.tokens for size in sharing) == max(size.tokens for size in sizes)
@@ -190,7 +190,7 @@ def test_rare_wishes_beside_plain_rows(tiny_qwen3: Path, steps: list[tuple[StepP
 @pytest.mark.parametrize(("max_rows", "max_tokens"), [(1024, 16384), (256, 4096), (64, 512), (3, 100), (1, 64)])
 def test_sizes_hold_every_small_step(max_rows: int, max_tokens: int) -> None:
     """Whatever the mix, a size that is found has room for it and wastes no more than the ladder's steps."""
-    graphs = MixedGraphs(mixed_sizes(max_rows, max_tokens, 600_000_000))
+    graphs = MixedGraphs(mixed_sizes(max_rows, max_tokens, 600_000_000, 28))
     nothing = torch.zeros(0).numpy()
     for decodes in {0, 1, 15, 16, 17, 47, 100, max_rows - 1} & set(range(max_rows)):
         for prompt_tokens in (1, 30, 120, 500, 1000, 1900):
@@ -210,5 +210,6 @@ def test_sizes_hold_every_small_step(max_rows: int, max_tokens: int) -> None:
 
 
 def test_large_models_need_few_sizes() -> None:
-    assert max(size.tokens for size in mixed_sizes(1024, 16384, 8_000_000_000)) == 1024
-    assert mixed_sizes(1024, 16384, 70_000_000_000) == []
+    assert max(size.tokens for size in mixed_sizes(1024, 16384, 8_000_000_000, 32)) == 1024
+    assert max(size.tokens for size in mixed_sizes(1024, 16384, 70_000_000_000, 80)) == 256
+    assert max(size.tokens for size in mixed_sizes(1024, 16384, 17_500_000_000, 80)) == 1024  # a rank's of four

@@ -17,7 +17,7 @@ from tests.e2e.test_compiled_ahead import LATENT
 
 def test_few_sizes_more_than_without() -> None:
     """Every number of tokens has a size for whole prompts once it has room for some, and every other one for any."""
-    usual = mixed_sizes(256, 4096, 10**9)
+    usual = mixed_sizes(256, 4096, 10**9, 28)
     sizes = with_twins(usual, prefixes=False, adapters=False, whole=True)
     roomy = [size for size in usual if size.tokens - size.decodes >= WHOLE_TOKENS]
     assert sum(size.whole for size in sizes) == len(roomy)

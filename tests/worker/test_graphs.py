@@ -69,7 +69,7 @@ def test_few_sizes_are_captured_early_the_largest_among_them() -> None:
     decode = DecodeGraphs(decode_sizes([1, 2, 4, 8, 16, 32], True, adapted=True))
     assert {size.rows for size in decode.wanted_early()} == {1, 2, 4, 8, 16, 32}
     assert not any(size.shares_prefix for size in decode.wanted_early())
-    mixed = MixedGraphs(with_twins(mixed_sizes(256, 8192, 10**9), prefixes=True, adapters=True))
+    mixed = MixedGraphs(with_twins(mixed_sizes(256, 8192, 10**9, 28), prefixes=True, adapters=True))
     assert mixed.wanted_early() == [max(mixed.sizes, key=lambda size: size.tokens)]
     for graphs in (decode, mixed):
         assert graphs.wanted_early()[0] == graphs.sizes[0]

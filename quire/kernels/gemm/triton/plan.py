@@ -12,6 +12,9 @@ of 0.6 to 14 billion weights, in chains of decoder layers (`python -m benchmarks
   as long as all programs fit at once.
 - From 65 rows on the library wins unless the tiles fill their rounds.
 
+Products of a rank of two or four (of 8 and 70 billion weights) and of qwen3-32b came later: longer K and fewer outputs
+than those, where tiles that make one round of programs beat the others for 2 to 8 rows too.
+
 A weight of 8 bits (`plan_8_bits`) is half the bytes, so that what is on its way must be twice as many elements for the
 same share of memory's rate. Up to 16 rows x is multiplied as it is and the weight widened; from there on widening would
 hold the products up, and x is rounded to 8 bits too. On an H100, in chains of layers of models of 1 to 8 billion
@@ -184,9 +187,10 @@ def _one_row(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
     if gated:
         if k <= 1024:
             return Registers(16, 128, 2, 4)
-        return Vector(1, 2048, 4, apart=True) if k <= 4096 else Vector(2, 1024, 4, apart=True)
+        return Vector(1, 2048, 4, apart=True) if k <= 4096 or k % 2048 == 0 else Vector(2, 1024, 4, apart=True)
     if residual:
-        if n * k < 1 << 22 or (k <= 4096 and _leaves_a_half(-(-n // 4))):
+        short = 4 * k <= n or (k < n and k % 2048 != 0)  # a rank's, of a layer that several share
+        if n * k < 1 << 22 or (k <= 4096 and (short or _leaves_a_half(-(-n // 4)))):
             return Registers(16, 128, 2, 8)
         if k <= 4096:
             return Vector(4, 2048, 8)
@@ -196,7 +200,9 @@ def _one_row(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
     if k <= 2048:
         return Vector(8, 512, 4)
     # Where no turn ends with K, two of 2,048 columns leave many idle.
-    return Registers(16, 128, 1, 8) if k <= 3072 and k % 512 else Vector(2, 2048, 4, apart=True)
+    if k <= 3072 and k % 512:
+        return Registers(16, 128, 1, 8)
+    return Vector(2, 1024 if k > 3072 and k % 2048 == 1024 else 2048, 4, apart=True)
 
 
 def _leaves_a_half(programs: int) -> bool:
@@ -220,22 +226,31 @@ def _one_row_8_bits(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
 
 
 def _few_rows(n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Plan:
-    tiles = -(-n // 64)
+    tiles, narrow = -(-n // 64), -(-n // 32)
     if gated:
         if k <= 1024:
             return Registers(32, 128, 1, 8)
         if bulk and PROCESSORS < tiles <= 2 * PROCESSORS:  # two on a processor
             return _tiles(8, 64, 128, k, 2, gated=True) if k < 3072 else _tiles(8, 128, 128, k, gated=True)
+        if bulk and k > 3072 and _is_a_round(narrow):
+            return _tiles(8, 32, 512, k, gated=True)
+        if bulk and k > 3072 and _is_a_round(tiles):
+            return _tiles(8, 64, 256, k, gated=True)
         return Shared(16, 128, 3, 4)
     if residual:
-        narrow = -(-n // 32)
         if bulk and 0.9 * PROCESSORS <= narrow <= PROCESSORS:  # a round of programs, and hardly a processor idle
             return _tiles(8, 32, 512, k)
+        if bulk and 0.9 * PROCESSORS <= tiles <= PROCESSORS:
+            return _tiles(8, 64, 256, k)
+        if bulk and k > 5120 and 5 * tiles >= 3 * PROCESSORS:
+            return _tiles(8, 64, 256, k, 2, split=_split(tiles, 2 * PROCESSORS))
         if k <= 5120:
             return Registers(16, 128, 2 if n <= 2048 else 1, 8)
         return Shared(16, 128, 3, 4)
     if n >= MANY_OUTPUTS:
         return Registers(16, 128, 2, 4) if k <= 1024 else Shared(16, 64, 4, 4)
+    if bulk and (k > 5120 or (k > 3072 and (tiles > PROCESSORS or 4 * tiles < PROCESSORS))):
+        return _tiles(8, 64, 256, k, 2 if tiles > PROCESSORS else 1, split=_split(tiles))
     if k > 3072:
         return Shared(16, 256, 2, 4)
     # A third turn that K does not fill takes registers: one program of 32 outputs on a processor, three of 16.
@@ -268,15 +283,18 @@ def _batch(m: int, n: int, k: int, *, gated: bool, residual: bool) -> Plan:
         if rows == 32:
             return _tiles(rows, 64, 128, k, 2, tall=True)
         return _tiles(rows, 64, 64, k, 2) if k <= 1024 else _tiles(rows, 128, 128, k)
+    narrow = -(-n // 32)
     if gated:
+        if rows == 64 and k > 3072 and _is_a_round(narrow):
+            return _tiles(64, 32, 128, k, gated=True)
         return _tiles(rows, 64, 128, k, gated=True, tall=rows == 32 or tiles > PROCESSORS)
     tall = rows == 32
     if rows == 64:
-        narrow = -(-n // 32)
         if narrow <= PROCESSORS:
-            return _tiles(64, 32, 128, k, split=_split(narrow) if residual else 1)
+            return _tiles(64, 32, 128, k, split=_split(narrow) if residual or k > 3072 else 1)
         if 5 * tiles < 3 * PROCESSORS:
             return _tiles(64, 32, 128, k, 2)
+        tall = residual and k > 5120
     return _tiles(rows, 64, 128, k, split=_split(tiles) if residual else 1, tall=tall)
 
 
@@ -291,6 +309,11 @@ def _many_rows(n: int, k: int, *, gated: bool, residual: bool) -> Plan | None:
     if -(-n // 32) <= PROCESSORS:
         return _tiles(128, 32, 128, k)
     return _tiles(128, 64, 64, k) if 7 * PROCESSORS <= 10 * tiles <= 10 * PROCESSORS else None
+
+
+def _is_a_round(programs: int) -> bool:
+    """Whether so many are there at once and leave few processors idle."""
+    return 5 * programs >= 4 * PROCESSORS and programs <= PROCESSORS
 
 
 def _split(tiles: int, programs: int = PROCESSORS) -> int:
