@@ -186,7 +186,6 @@ def cluster() -> Iterator[str]:
     made.shutdown()  # type: ignore[no-untyped-call]
 
 
-@pytest.mark.long
 def test_ranks_are_actors_and_one_that_is_killed_is_replaced(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster)
     options: dict[str, Any] = {"hf_overrides": {"step_seconds": 0.004}, "tensor_parallel_size": RANKS}
@@ -203,7 +202,6 @@ def test_ranks_are_actors_and_one_that_is_killed_is_replaced(cluster: str, monke
         assert wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20)
 
 
-@pytest.mark.long
 def test_the_demo_model_over_a_ray_cluster(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster)
     params = SamplingParams(max_tokens=12, temperature=0)

@@ -189,12 +189,12 @@ def _one_row(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
             return Registers(16, 128, 2, 4)
         return Vector(1, 2048, 4, apart=True) if k <= 4096 or k % 2048 == 0 else Vector(2, 1024, 4, apart=True)
     if residual:
-        short = 4 * k <= n or (k < n and k % 2048 != 0)  # a rank's, of a layer that several share
+        short = (k <= 2048 and 2 * k <= n) or (k < n and k % 2048 != 0)  # a rank's, of a layer that several share
         if n * k < 1 << 22 or (k <= 4096 and (short or _leaves_a_half(-(-n // 4)))):
             return Registers(16, 128, 2, 8)
         if k <= 4096:
             return Vector(4, 2048, 8)
-        return Vector(4, 2048 if k % 2048 == 0 else 1024, 4)
+        return Vector(2, 1024, 4) if k > 5120 and k % 2048 == 1024 else Vector(4, 2048 if k % 2048 == 0 else 1024, 4)
     if n >= MANY_OUTPUTS or k <= 1024:
         return Vector(4, 1024, 4, apart=k > 2048)
     if k <= 2048:
@@ -242,14 +242,14 @@ def _few_rows(n: int, k: int, *, gated: bool, residual: bool, bulk: bool) -> Pla
             return _tiles(8, 32, 512, k)
         if bulk and 0.9 * PROCESSORS <= tiles <= PROCESSORS:
             return _tiles(8, 64, 256, k)
-        if bulk and k > 5120 and 5 * tiles >= 3 * PROCESSORS:
-            return _tiles(8, 64, 256, k, 2, split=_split(tiles, 2 * PROCESSORS))
+        if bulk and k > 4096 and 5 * tiles >= 3 * PROCESSORS:
+            return _tiles(8, 64, 256, k, 3, split=_split(tiles, 3 * PROCESSORS)) if k > 5120 else _tiles(8, 64, 256, k)
         if k <= 5120:
             return Registers(16, 128, 2 if n <= 2048 else 1, 8)
         return Shared(16, 128, 3, 4)
     if n >= MANY_OUTPUTS:
         return Registers(16, 128, 2, 4) if k <= 1024 else Shared(16, 64, 4, 4)
-    if bulk and (k > 5120 or (k > 3072 and (tiles > PROCESSORS or 4 * tiles < PROCESSORS))):
+    if bulk and (k > 4096 or (k > 3072 and (tiles > PROCESSORS or 4 * tiles < PROCESSORS))):
         return _tiles(8, 64, 256, k, 2 if tiles > PROCESSORS else 1, split=_split(tiles))
     if k > 3072:
         return Shared(16, 256, 2, 4)
