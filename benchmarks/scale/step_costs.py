@@ -191,7 +191,7 @@ def _unfitted(name: str, model: str, micro: Micro) -> StepCosts:
         shared_ms=layers * SHARED_LAYER_US / 1e3,
         shared_ns=layers * config["num_attention_heads"] * SHARED_HEAD_PS / 1e3,
         sizes=graph_rows(rows, []),
-        mixed_sizes=sorted((size.decodes, size.tokens) for size in mixed_sizes(rows, 16384, int(all_weights))),
+        mixed_sizes=sorted((size.decodes, size.tokens) for size in mixed_sizes(rows, 16384, int(all_weights), layers)),
         prompt_cost=PromptCost(attention, wave),
         host=HostCosts(**_host(), eager_ms=layers * EAGER_LAYER_MS),
         sharing=Sharing(
