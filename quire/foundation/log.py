@@ -36,7 +36,8 @@ def escaped(line: str) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _OWN_FIELDS}
+    """The event's own fields; names that begin with _ are other libraries' business, as Ray's are."""
+    return {key: value for key, value in vars(record).items() if key not in _OWN_FIELDS and not key.startswith("_")}
 
 
 class TextFormatter(logging.Formatter):

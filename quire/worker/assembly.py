@@ -23,7 +23,7 @@ from quire.worker.ceilings import ceilings
 from quire.worker.graphs import decode_sizes, drafted_sizes, graph_rows
 from quire.worker.kv_store import KVStore
 from quire.worker.layer_groups import LayerGroups
-from quire.worker.mixed_graphs import MAX_PROMPTS, mixed_sizes, with_twins
+from quire.worker.mixed_graphs import MAX_PROMPTS, MixedSize, mixed_sizes, with_twins
 from quire.worker.padded import PaddedSteps
 from quire.worker.pages import Pages
 from quire.worker.pooling_runner import PoolingRunner, decoder_contexts, encoder_contexts
@@ -155,8 +155,7 @@ class Assembly:
         rows, tokens = resolved.max_num_seqs, resolved.max_num_batched_tokens
         eager = resolved.config.runtime.enforce_eager or not with_graphs
         wanted = [] if eager else graph_rows(rows, resolved.config.runtime.cuda_graph_sizes)
-        layers = sum(group.num_layers for group in self._pages.groups)
-        mixed = [] if eager or self._in_stages else mixed_sizes(rows, tokens, model.num_weights(), layers)
+        mixed = [] if eager or self._in_stages else self._mixed_sizes(model)
         longest = max([round_size(tokens), *(size.tokens for size in mixed)])
         groups = self._layer_groups(seats, longest, max_model_len)
         self._prompt_wave = groups.prompt_wave
@@ -202,6 +201,11 @@ class Assembly:
             drafted_sizes=drafted_sizes(drafts.max_rows, drafts.width, adapted=adapted) if drafts and wanted else (),
             padded=padded,
         )
+
+    def _mixed_sizes(self, model: Decoder) -> list[MixedSize]:
+        layers = sum(group.num_layers for group in self._pages.groups)
+        rows, tokens = self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens
+        return mixed_sizes(rows, tokens, model.num_weights(), layers)
 
     @property
     def _in_stages(self) -> bool:

@@ -26,7 +26,13 @@ print(early._begun[0].pid)
 
 @pytest.fixture(autouse=True)
 def _none_is_left() -> Iterator[None]:
+    """Neither by a test, nor to it: by commands that others have run in this process, and that ended early."""
+    stop_all()
     yield
+    stop_all()
+
+
+def stop_all() -> None:
     while early._begun:
         early._begun.pop().stop(grace=0)
 

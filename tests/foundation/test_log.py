@@ -35,12 +35,14 @@ def test_user_text_cannot_forge_a_line() -> None:
 
 
 def test_json_lines_carry_the_fields_of_the_event() -> None:
-    event = json.loads(JsonFormatter().format(record("step %d", 3, request_id="r-1", seconds=0.5)))
+    of_another = {"_ray_timestamp_ns": 1}  # that a library gives every record
+    event = json.loads(JsonFormatter().format(record("step %d", 3, request_id="r-1", seconds=0.5, **of_another)))
     assert event["message"] == "step 3"
     assert event["level"] == "info"
     assert event["request_id"] == "r-1"
     assert event["seconds"] == 0.5
     assert "args" not in event
+    assert not [name for name in event if name.startswith("_")]
 
 
 def test_levels_and_format_come_from_option_and_environment(monkeypatch, capfd) -> None:
