@@ -132,9 +132,9 @@ class TorchCPUAttention:
     def refuses(spec: AttentionSpec) -> str | None:
         if spec.device.type != "cpu":
             return f"needs a CPU, not {spec.device.type}"
-        if spec.kv_dtype == spec.dtype or (spec.kv_dtype.itemsize == 1 and not spec.value_dim):
+        if spec.kv_dtype == spec.dtype or spec.kv_dtype.itemsize == 1:
             return None
-        return f"keeps {'latent rows' if spec.value_dim else 'keys and values'} in {spec.dtype}, not {spec.kv_dtype}"
+        return f"keeps keys and values in {spec.dtype}, not {spec.kv_dtype}"
 
     def plan(self, inputs: AttentionInputs) -> CPUPlan:
         if inputs.first_lens is not None:

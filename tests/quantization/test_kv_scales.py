@@ -12,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from quire import LLM, SamplingParams
 from quire.config.resolve import DEMO_MODEL
 from quire.foundation.errors import ConfigError, WeightsError
+from quire.kernels.attention import latent
 from quire.models import kv_scales
 from quire.quantization.methods.online import Int4, Nf4, Nvfp4
-from tests.models import checkpoints
+from tests.models import checkpoints, sparse_checkpoints
 from tests.models.paged import PagedRows
 from tests.quantization.test_models import build
 
@@ -105,6 +106,29 @@ def test_a_cache_of_8_bits_on_a_cpu() -> None:
         llm.shutdown()
     for found in texts:
         assert [city in text for city, text in zip(("Paris", "Rome", "Tokyo"), found, strict=True)] == [True] * 3
+
+
+@pytest.mark.parametrize(("kind", "chunk"), [(torch.float8_e4m3fn, 128), (torch.float8_e5m2, 32)], ids=str)
+def test_latent_rows_of_8_bits(kind: torch.dtype, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers of a cache of 32 bits to which nothing but such numbers is written."""
+    folder = checkpoints.save(sparse_checkpoints.make("deepseek2"), tmp_path)
+    ids = [5 + i * 7 % 90 for i in range(100)]
+    shared = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "max_num_batched_tokens": chunk}
+
+    def answer(**options: Any) -> list[float]:
+        llm = LLM(str(folder), **shared, **options)
+        params = SamplingParams(max_tokens=12, temperature=0, logprobs=0, ignore_eos=True, detokenize=False)
+        (output,) = llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
+        llm.shutdown()
+        return [next(iter(at.values())).logprob for at in output.outputs[0].logprobs or []]
+
+    found = answer(kv_cache_dtype={torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "fp8_e5m2"}[kind])
+    exact, write = answer(), latent.write_slots
+    monkeypatch.setattr(latent, "write_slots", lambda cache, slots, rows: write(cache, slots, rows.to(kind).float()))
+    rounded = answer()
+    assert len(found) == 12
+    assert furthest(found, rounded) <= 1e-5
+    assert furthest(found, exact) > 1e-5, "nothing was rounded"
 
 
 @pytest.mark.parametrize(
