@@ -203,10 +203,9 @@ class Assembly:
         )
 
     def _mixed_sizes(self, model: Decoder) -> list[MixedSize]:
-        resolved, said = self._resolved, self._resolved.info.hf_config.get("num_hidden_layers")
-        kept = sum(group.num_layers for group in self._pages.groups)  # not every layer keeps something
-        layers = max(kept, said) if isinstance(said, int) else kept
-        return mixed_sizes(resolved.max_num_seqs, resolved.max_num_batched_tokens, model.num_weights(), layers)
+        rows, tokens = self._resolved.max_num_seqs, self._resolved.max_num_batched_tokens
+        layers = sum(group.num_layers for group in self._pages.groups)
+        return mixed_sizes(rows, tokens, model.num_weights(), layers)
 
     @property
     def _in_stages(self) -> bool:

@@ -15,7 +15,8 @@ from quire.worker.graphs import StepGraphs
 MAX_PROMPTS = 16  # prompt chunks in one step
 # Weights of a layer times tokens of the largest step that is captured: beyond, the device takes much longer than the
 # host's launches (0.8 against 0.3 to 0.6 ms a layer on an H200), and running ahead hides them.
-MAX_WORK = 2.8e11
+MAX_WORK = 2.65e11
+MEASURED_LAYERS = 32  # with as many; fewer may be of several parts, and are taken for no less to launch
 WHOLE_TOKENS = 512  # room for prompts from which on a size may be for whole ones
 
 
@@ -37,13 +38,13 @@ class MixedSize:
 def mixed_sizes(max_rows: int, max_tokens: int, num_weights: int, num_layers: int) -> list[MixedSize]:
     """Sizes to capture, falling. Decode rows and prompts together make round numbers of rows.
 
-    max_rows, max_tokens: of any step; num_weights: elements of the model, this rank's; num_layers: of it.
+    max_rows, max_tokens: of any step; num_weights: elements of the model, this rank's; num_layers: that keep something.
     """
     decodes = [count for count in (0, 16, 48, 112, 240, 496) if 4 * count < 3 * max_rows]
     if max_rows <= 512:
         decodes.append(max_rows)
     # One size has room for a full step and its padding.
-    top = min(2 * max_tokens, int(MAX_WORK * num_layers / num_weights))
+    top = min(2 * max_tokens, int(MAX_WORK * max(num_layers, MEASURED_LAYERS) / num_weights))
     sizes = [
         MixedSize(count, tokens)
         for count in decodes

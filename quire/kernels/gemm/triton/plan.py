@@ -194,7 +194,11 @@ def _one_row(n: int, k: int, *, gated: bool, residual: bool) -> Plan:
             return Registers(16, 128, 2, 8)
         if k <= 4096:
             return Vector(4, 2048, 8)
-        return Vector(2, 1024, 4) if k > 5120 and k % 2048 == 1024 else Vector(4, 2048 if k % 2048 == 0 else 1024, 4)
+        return (
+            Vector(2, 1024, 4)
+            if k > 5120 and n >= 4096 and k % 2048 == 1024
+            else Vector(4, 2048 if k % 2048 == 0 else 1024, 4)
+        )
     if n >= MANY_OUTPUTS or k <= 1024:
         return Vector(4, 1024, 4, apart=k > 2048)
     if k <= 2048:
