@@ -6,7 +6,7 @@ several, one after another.
                                [--seconds 560] [--out FOLDER]
 
 Of sums each figure is µs a call inside a CUDA graph of 40, all ranks together, the median of 20 replays: `reduce_add`
-(which adds the residual too) as layers call it, by the kernels for few rows and for many, and the
+(which adds the residual too) as layers call it, by the kernels for one trip and for two, and the
 library's all-reduce with an addition behind it. Beside them the sums alone that torch makes over symmetric memory, in
 one and in two shots. A step's other meetings follow: the logits of some rows to the first rank, a draw from them there
 ("whole"), and its tokens to all; or instead of the three a draw by all ranks from their own logits ("apart").
@@ -46,7 +46,7 @@ DENSE, SPARSE = "llama-3.1-8b", "qwen3-30b-a3b"
 LAYOUTS = ["one", "tp", "cp", "pp", "ep", "dp"]
 TESTS = ["T1", "T1b", "T2", "T3"]
 LONG = "T3@131000"
-SUMS = ["ours", "few", "many", "library", "one shot", "two shot"]
+SUMS = ["ours", "once", "twice", "library", "one shot", "two shot"]
 
 
 def main() -> None:
@@ -176,10 +176,11 @@ def _ways(group: Group, partial: torch.Tensor, residual: torch.Tensor) -> dict[s
         "library": bound(group.reduce_add, partial, residual),
     }
     peers = group.peers
-    if peers is not None and len(partial) <= peers.layout.few_rows:
-        found["few"] = bound(across_ranks.reduce_few, partial, residual, peers)
-    if peers is not None and len(partial) <= peers.layout.many_rows:
-        found["many"] = bound(across_ranks.reduce_many, partial, residual, peers)
+    if peers is not None and len(partial) <= peers.layout.once_rows:
+        found["once"] = bound(across_ranks.reduce_once, partial, residual, peers)
+    if peers is not None and len(partial) <= peers.layout.twice_rows:
+        found["twice"] = bound(across_ranks.reduce_twice, partial, residual, peers)
+    if peers is not None and len(partial) <= max(peers.layout.once_rows, peers.layout.twice_rows):
         found |= _of_torch(partial)
     return found
 

@@ -42,7 +42,7 @@ class RuntimeConfig(Options):
     pipeline_parallel_size: Positive = 1
     """Stages, one behind the other, that the model's layers are dealt to: each is tensor_parallel_size ranks."""
     pipeline_parallel_layers: list[int] = field(default_factory=list)
-    """Layers of each stage. None given: as even as can be, the first and the last having the fewer."""
+    """Layers of each stage. None given: so that all have as much to do, logits counted among the last one's."""
     prefill_context_parallel_size: Positive = 1
     """Copies of the model, each tensor_parallel_size ranks, that share long prompts: each computes a part of a step's
     tokens and keeps the KV of all."""

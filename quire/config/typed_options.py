@@ -159,7 +159,7 @@ class EngineOptions(TypedDict, total=False):
     pipeline_parallel_size: int
     """Stages, one behind the other, that the model's layers are dealt to: each is tensor_parallel_size ranks."""
     pipeline_parallel_layers: list[int]
-    """Layers of each stage. None given: as even as can be, the first and the last having the fewer."""
+    """Layers of each stage. None given: so that all have as much to do, logits counted among the last one's."""
     prefill_context_parallel_size: int
     """Copies of the model, each tensor_parallel_size ranks, that share long prompts: each computes a part of a
     step's tokens and keeps the KV of all."""

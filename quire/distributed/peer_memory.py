@@ -3,8 +3,9 @@
 Each rank has one buffer of the same layout, mapped by all. What a rank wants others to know it writes into *their*
 buffers: a write needs no answer, a read from afar would wait for one.
 
-A place is used in turns. Even and odd uses of a row have memory of their own, so one meeting a use is enough: who is at
-its use k + 2 has heard of its peers' use k + 1, which they began when they were done with k.
+Where words go that are added up, -1 stands until they come: nobody sends that, and who has read them puts it there
+again. A place is used in turns. Even and odd uses of a row have memory of their own, so one meeting a use is enough:
+who is at its use k + 2 has heard of its peers' use k + 1, which they began when they were done with k.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from quire.distributed.topology import Topology
 
 logger = logging.getLogger(__name__)
 
-FEW_BYTES = 256 * 1024  # of a message whose every word carries its own sign of arrival, which doubles it
 RANKS_FOR_TWICE = 4  # from which on a longer message goes to the rank which adds it up, and back
+FEW_BYTES = 128 * 1024  # of a message that is not longer
 MANY_BYTES = 16 * 1024**2  # that a rank sends in one message, or that goes in two trips
+PIECE = 512  # words of a row that one program brings over
 CHUNK = 2048  # columns of logits that one program brings over
 _LINE = 32  # numbers that a row of logits begins on a multiple of, where products have fast kernels for
 _ALIGNED = 256
@@ -56,19 +58,20 @@ class Layout:
         return self.size >= RANKS_FOR_TWICE
 
     @property
-    def few_rows(self) -> int:
-        most = FEW_BYTES // 2 if self.goes_twice else FEW_BYTES
+    def pieces(self) -> int:
+        """Of a row, of which each has a program."""
+        return -(-self.words // PIECE)
+
+    @property
+    def once_rows(self) -> int:
+        """That go in one message straight to all ranks."""
+        most = FEW_BYTES if self.goes_twice else MANY_BYTES // max(self.size - 1, 1)
         return max(1, min(self.max_rows, most // (4 * self.words)))
 
     @property
-    def many_rows(self) -> int:
-        sent = 1 if self.goes_twice else self.size - 1
-        return max(1, min(self.max_rows, MANY_BYTES // sent // (4 * self.words)))
-
-    @property
-    def many_places(self) -> tuple[int, int]:
-        """Of a use: for parts by where they come from, and then sums by who made them; rows of each."""
-        return (2 * self.size, -(-self.many_rows // self.size)) if self.goes_twice else (self.size, self.many_rows)
+    def twice_rows(self) -> int:
+        """That go in one message to the ranks which add them up."""
+        return max(1, min(self.max_rows, MANY_BYTES // (4 * self.words))) if self.goes_twice else 0
 
     @property
     def chunks(self) -> int:
@@ -77,9 +80,9 @@ class Layout:
     def parts(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Of a buffer, in the order in which they lie."""
         return {
-            "few": (torch.int64, (2, self.size, self.few_rows, self.words)),
-            "many": (torch.int32, (2, *self.many_places, self.words)),
-            "many_here": (torch.int32, (2, *self.many_places)),
+            "once": (torch.int32, (2, self.size, self.once_rows, self.words)),
+            # Parts by where they come from, and sums by who made them, of every rank's rows.
+            "twice": (torch.int32, (2, 2 * self.size, -(-self.twice_rows // self.size), self.words)),
             "tokens": (torch.int64, (2, max(self.logit_rows, 1))),
             "drafts": (torch.int64, (2, max(self.drafts, 1))),
             "masses": (torch.int64, (2, self.size, max(self.logit_rows, 1), 2)),
@@ -95,8 +98,8 @@ class Layout:
 
 
 class PeerMemory:
-    """local: this rank's buffer, zeros, uint8 [layout's bytes]; bases: addresses at which this process finds each
-    rank's."""
+    """local: this rank's buffer, which `clear` has made empty, uint8 [layout's bytes]; bases: addresses at which this
+    process finds each rank's."""
 
     def __init__(self, layout: Layout, topology: Topology, local: torch.Tensor, bases: list[int]) -> None:
         self.layout, self.topology, self.device = layout, topology, local.device
@@ -111,8 +114,8 @@ class PeerMemory:
             for name in self.views
         }
         counted = {
-            "few": layout.few_rows,
-            "many": layout.many_rows,
+            "once": layout.once_rows * layout.pieces,
+            "twice": layout.twice_rows * layout.pieces,
             "tokens": 1,
             "drafts": 1,
             "masses": max(layout.logit_rows, 1),
@@ -130,6 +133,15 @@ class PeerMemory:
         room, of which they use their own."""
         return self.views["logits"][:, : self.layout.vocab] if self.layout.logit_rows else None
 
+    @staticmethod
+    def clear(local: torch.Tensor, layout: Layout) -> None:
+        """Makes a buffer what it is before its first use. Where sums go, every word is -1, which none of them is."""
+        local.zero_()
+        offsets = layout.offsets()
+        for name in ("once", "twice"):
+            shape = layout.parts()[name][1]
+            local[offsets[name] : offsets[name] + 4 * prod(shape)].fill_(0xFF)
+
     @classmethod
     def on_gpu(
         cls, layout: Layout, topology: Topology, device: torch.device, ranks: dist.ProcessGroup
@@ -142,7 +154,7 @@ class PeerMemory:
             local = symmetric_memory.empty(layout.offsets()[""], dtype=torch.uint8, device=device)
             handle = symmetric_memory.rendezvous(local, ranks)
             bases = [int(pointer) for pointer in handle.buffer_ptrs]
-            local.zero_()
+            cls.clear(local, layout)
         except (RuntimeError, AttributeError, TypeError) as error:
             logger.warning("ranks meet through the library alone: no memory of their own to share: %s", error)
         torch.cuda.synchronize(device)

@@ -28,12 +28,14 @@ def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> t
     from quire.kernels.triton import across_ranks
 
     layout = peers.layout
-    if len(partial) <= layout.few_rows:
-        return across_ranks.reduce_few(partial, residual, peers)
-    if len(partial) > layout.many_rows and layout.size > _RANKS_FOR_PIECES and not layout.goes_twice:
+    if layout.goes_twice and len(partial) > layout.once_rows:
+        for piece, of_residual in zip(partial.split(layout.twice_rows), residual.split(layout.twice_rows), strict=True):
+            across_ranks.reduce_twice(piece, of_residual, peers)
+        return residual
+    if len(partial) > layout.once_rows and layout.size > _RANKS_FOR_PIECES:
         return group.reduce_add(partial, residual)
-    for piece, of_residual in zip(partial.split(layout.many_rows), residual.split(layout.many_rows), strict=True):
-        across_ranks.reduce_many(piece, of_residual, peers)
+    for piece, of_residual in zip(partial.split(layout.once_rows), residual.split(layout.once_rows), strict=True):
+        across_ranks.reduce_once(piece, of_residual, peers)
     return residual
 
 

@@ -175,6 +175,11 @@ class Experts(nn.Module):
             self.inside = Inside(self.inside.gate, self._biases[0], self._biases[1] if not topology.rank else None)
 
     @property
+    def whole_weights(self) -> int:
+        """Numbers of all experts' matrices, on all ranks together; known before `allocate`."""
+        return self.experts * sum(one.whole_weights for one in self._pair)
+
+    @property
     def own(self) -> Sequence[int]:
         """Experts that this rank has, or has a part of, in the order of its tensors' lines."""
         return range(self.experts) if self.spread is None else self.spread.own

@@ -241,6 +241,11 @@ class Linear(nn.Module):
         """This rank's of the inputs."""
         return self._columns
 
+    @property
+    def whole_weights(self) -> int:
+        """Numbers of the matrix, on all ranks together; known before `allocate`."""
+        return self.out_features * self.in_features
+
     def num_weights(self) -> int:
         """Numbers that the parameters stand for, the bias among them."""
         rows, columns = self.local_shape

@@ -394,6 +394,11 @@ class DecoderStack(Decoder):
         self.scores = [replace(one, window=one.window + 1) if one.window else one for one in self.scores]
         self._whole_prompts = max_tokens
 
+    def head_in_layers(self) -> float:
+        """As many layers as have the weights of the head, and so its work where many tokens decode."""
+        every = sum(one.whole_weights for one in self.layers.modules() if isinstance(one, Linear | Experts))
+        return self.hidden * self.sizes.vocab * len(self.layers) / every
+
     def keep(self, stages: Sequence[Stage], number: int) -> None:
         """Before `allocate`: be one of several stages, which together are the model. Layers keep their names, and
         groups their numbers; caches are counted anew.

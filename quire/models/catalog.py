@@ -37,7 +37,7 @@ from quire.types.stages import split
 
 
 class Place(NamedTuple):
-    """Which of the model's stages is built. layers: that each stage has; none: as even as can be."""
+    """Which of the model's stages is built. layers: that each stage has; none: see `split`."""
 
     number: int = 0
     stages: int = 1
@@ -75,7 +75,8 @@ def build(
         if isinstance(model, DecoderStack) and model.is_causal:
             _name_files(model, info)
             if place.stages > 1:
-                model.keep(split(len(model.layers), place.stages, place.layers), place.number)
+                stages = split(len(model.layers), place.stages, place.layers, model.head_in_layers())
+                model.keep(stages, place.number)
             allocate(model, method or _own_method(info), group, _stored_kinds(info, model), info.quantization)
     if not isinstance(model, DecoderStack) or not model.is_causal:
         raise ConfigError(f"{info.architecture} does not generate: set runner to auto or pooling", "runner")

@@ -28,9 +28,9 @@ class Stage:
         return self.end == self.layers
 
 
-def split(layers: int, stages: int, counts: Sequence[int] = ()) -> list[Stage]:
-    """counts: of layers, a stage each; none: as even as can be, the first and the last having the fewer, since they
-    have embeddings and logits besides.
+def split(layers: int, stages: int, counts: Sequence[int] = (), head: float = 0.0) -> list[Stage]:
+    """counts: of layers, a stage each; none: so that the stage with the most work has as little as can be. head: the
+    work of logits, which the last stage has besides, in layers. Of stages alike the first and the last have the fewer.
 
     Raises ConfigError for counts that do not make `layers`, and for more stages than layers.
     """
@@ -39,9 +39,9 @@ def split(layers: int, stages: int, counts: Sequence[int] = ()) -> list[Stage]:
             raise ConfigError(
                 f"pipeline_parallel_size={stages} is more than the model's {layers} layers", "pipeline_parallel_size"
             )
-        even, more = divmod(layers, stages)
-        inner = sorted(range(stages), key=lambda stage: (stage in (0, stages - 1), stage == stages - 1, stage))
-        counts = [even + (inner.index(stage) < more) for stage in range(stages)]
+        counts = [1] * stages
+        for _ in range(layers - stages):
+            counts[_least(counts, head)] += 1
     if len(counts) != stages or sum(counts) != layers or min(counts) < 1:
         raise ConfigError(
             f"{_OPTION} must be {stages} numbers of layers, each >= 1, that make the model's {layers}: got "
@@ -50,3 +50,11 @@ def split(layers: int, stages: int, counts: Sequence[int] = ()) -> list[Stage]:
         )
     ends = list(accumulate(counts, initial=0))
     return [Stage(begin, end, layers) for begin, end in pairwise(ends)]
+
+
+def _least(counts: Sequence[int], head: float) -> int:
+    """The stage with the least work."""
+    last = len(counts) - 1
+    return min(
+        range(len(counts)), key=lambda stage: (counts[stage] + head * (stage == last), stage in (0, last), stage)
+    )

@@ -10,9 +10,15 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
+from benchmarks import workloads
 from quire import LLM, SamplingParams
+from quire.config.model_info import read_model_info
 from quire.foundation.errors import ConfigError, EngineDeadError
+from quire.models import catalog
+from quire.models.base import DecoderStack
+from quire.types.stages import split
 from quire.types.structured import StructuredOutputsParams
 from tests.e2e.conftest import VOCAB
 from tests.e2e.test_ranks import OPTIONS as USUAL
@@ -176,6 +182,29 @@ def test_random_weights_are_those_of_one_worker(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_at_the_door(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(device="cpu", **options)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "head", "counts"),
+    [
+        (32, 2, 0.0, [16, 16]),
+        (7, 4, 0.0, [2, 2, 2, 1]),
+        (32, 2, 2.4, [17, 15]),  # llama-3.1-8b
+        (48, 2, 0.5, [24, 24]),
+        (6, 2, 30.0, [5, 1]),
+        (8, 3, 20.0, [3, 4, 1]),
+    ],
+)
+def test_layers_are_dealt_by_work(layers: int, stages: int, head: float, counts: list[int]) -> None:
+    assert [stage.end - stage.begin for stage in split(layers, stages, (), head)] == counts
+
+
+@pytest.mark.parametrize(("model", "counts"), [("llama-3.1-8b", [17, 15]), ("qwen3-30b-a3b", [24, 24])])
+def test_logits_are_work_of_the_last_stage(model: str, counts: list[int], tmp_path: Path) -> None:
+    info = read_model_info(workloads.write_model_dir(model, tmp_path / "m"), {})
+    meta = torch.device("meta")
+    stages = [catalog.build(info, torch.bfloat16, meta, 64, place=catalog.Place(number, 2)) for number in range(2)]
+    assert [len(stage.layers) for stage in stages if isinstance(stage, DecoderStack)] == counts
 
 
 @pytest.mark.parametrize(

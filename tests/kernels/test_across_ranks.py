@@ -11,14 +11,14 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from quire.distributed.peer_memory import Layout
+from quire.distributed.peer_memory import Layout, PeerMemory
 from quire.kernels.across_ranks import reduce_add_reference
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.sampling.apart import draw_apart, draw_apart_reference
 from quire.kernels.sampling.draws import floats
 from quire.kernels.sampling.state import Column, Stats
 from tests.effort import some
-from tests.kernels.peers import peers_in
+from tests.kernels.peers import make_peers
 from tests.sampling.rows import columns
 
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="runs under TRITON_INTERPRET=1, see test_interpreted")
@@ -34,82 +34,88 @@ def shown_bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int32)
 
 
+def assert_empty(peers: PeerMemory) -> None:
+    assert all((peers.views[name] == -1).all() for name in ("once", "twice"))
+
+
 @needs_interpreter
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_what_few_rows_send_and_make_of_what_comes(tmp_path: Path, dtype: torch.dtype, rows: int) -> None:
-    from quire.kernels.triton import across_ranks
-
-    hidden = 96
-    layout = Layout(3, hidden, dtype.itemsize, max_rows=8)
-    ranks = [peers_in(tmp_path / "memory", layout, rank) for rank in range(3)]
-    for use in (1, 2, 3):
-        partials = [torch.randn(rows, hidden).to(dtype) for _ in ranks]
-        residual = torch.randn(rows, hidden).to(dtype)
-        for source in (0, 2):
-            words = shown_bits(partials[source]).long() & 0xFFFFFFFF | use << 32
-            ranks[1].views["few"][use & 1, source, :rows] = words
-        wanted = reduce_add_reference(partials, residual)
-        found = across_ranks.reduce_few(partials[1], residual, ranks[1])
-        assert found is residual
-        check(found, wanted)
-        for other in (0, 2):
-            sent = ranks[other].views["few"][use & 1, 1, :rows]
-            assert torch.equal(sent.int(), shown_bits(partials[1]))
-            assert (sent >> 32 == use).all()
-
-
-@needs_interpreter
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_many_rows_send_and_make_of_what_comes(
-    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_what_ranks_send_and_make_of_what_comes(
+    tmp_path: Path, dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from quire.distributed import peer_memory
     from quire.kernels.triton import across_ranks
 
-    monkeypatch.setattr(peer_memory, "FEW_BYTES", 512)
-    rows, hidden = 7, 80
-    layout = Layout(2, hidden, dtype.itemsize, max_rows=8)
-    assert layout.few_rows < rows <= layout.many_rows
-    ranks = [peers_in(tmp_path / "memory", layout, rank) for rank in range(2)]
-    for use in (1, 2, 3):
+    monkeypatch.setattr(peer_memory, "PIECE", 40)  # words: a row in two pieces, or in three
+    hidden = 96
+    layout = Layout(3, hidden, dtype.itemsize, max_rows=8)
+    ranks = make_peers(tmp_path / "memory", layout)
+    for use in (0, 1, 2):
         partials = [torch.randn(rows, hidden).to(dtype) for _ in ranks]
         residual = torch.randn(rows, hidden).to(dtype)
-        ranks[1].views["many"][use & 1, 0, :rows] = shown_bits(partials[0])
-        ranks[1].views["many_here"][use & 1, 0, :rows] = use
+        for source in (0, 2):
+            ranks[1].views["once"][use & 1, source, :rows] = shown_bits(partials[source])
         wanted = reduce_add_reference(partials, residual)
-        check(across_ranks.reduce_many(partials[1], residual, ranks[1]), wanted)
-        assert torch.equal(ranks[0].views["many"][use & 1, 1, :rows], shown_bits(partials[1]))
-        assert (ranks[0].views["many_here"][use & 1, 1, :rows] == use).all()
+        found = across_ranks.reduce_once(partials[1], residual, ranks[1])
+        assert found is residual
+        check(found, wanted)
+        assert_empty(ranks[1])
+        for other in (0, 2):
+            sent = ranks[other].views["once"][use & 1, 1, :rows]
+            assert torch.equal(sent, shown_bits(partials[1]))
+            sent.fill_(-1)
+            assert_empty(ranks[other])
 
 
 @needs_interpreter
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_rows_that_one_rank_adds_up(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_rows_that_one_rank_adds_up(tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows 1 and 5 that is this rank; of the others it sends its part and gets the sum."""
+    from quire.distributed import peer_memory
     from quire.kernels.triton import across_ranks
 
+    monkeypatch.setattr(peer_memory, "PIECE", 32)
     rows, hidden = 7, 80
     layout = Layout(4, hidden, dtype.itemsize, max_rows=8)
-    ranks = [peers_in(tmp_path / "memory", layout, rank) for rank in range(4)]
-    for use in (1, 2, 3):
+    ranks = make_peers(tmp_path / "memory", layout)
+    for use in (0, 1, 2):
         partials = [torch.randn(rows, hidden).to(dtype) for _ in ranks]
         residual = torch.randn(rows, hidden).to(dtype)
         wanted = reduce_add_reference(partials, residual)
-        mine, here = ranks[1].views["many"][use & 1], ranks[1].views["many_here"][use & 1]
+        mine = ranks[1].views["twice"][use & 1]
         for row in range(rows):
             for source in (0, 2, 3) if row % 4 == 1 else (row % 4,):
                 place, sent = (source, partials[source]) if row % 4 == 1 else (4 + source, wanted)
-                mine[place, row // 4], here[place, row // 4] = shown_bits(sent[row]), use
-        check(across_ranks.reduce_many(partials[1], residual, ranks[1]), wanted)
+                mine[place, row // 4] = shown_bits(sent[row])
+        check(across_ranks.reduce_twice(partials[1], residual, ranks[1]), wanted)
+        assert_empty(ranks[1])
         for row in range(rows):
             is_mine = row % 4 == 1
             for other in (0, 2, 3):
-                came = ranks[other].views["many_here"][use & 1, 5 if is_mine else 1, row // 4] == use
-                assert came or not (is_mine or other == row % 4)
                 if is_mine or other == row % 4:
-                    found = ranks[other].views["many"][use & 1, 5 if is_mine else 1, row // 4].view(dtype)
-                    check(found, (residual if is_mine else partials[1])[row])
+                    found = ranks[other].views["twice"][use & 1, 5 if is_mine else 1, row // 4]
+                    check(found.view(dtype), (residual if is_mine else partials[1])[row])
+                    found.fill_(-1)
+        for other in (0, 2, 3):
+            assert_empty(ranks[other])
+
+
+@needs_interpreter
+@pytest.mark.parametrize("size", [2, 4])
+def test_no_number_reads_as_an_empty_place(tmp_path: Path, size: int) -> None:
+    """Not even the one whose bits are those of such a place."""
+    from quire.kernels.triton import across_ranks
+
+    layout = Layout(size, 64, 2, max_rows=8)
+    ranks = make_peers(tmp_path / "memory", layout)
+    nothing = torch.full((2, 64), -1, dtype=torch.int16).view(torch.bfloat16)
+    residual = torch.zeros(2, 64, dtype=torch.bfloat16)
+    for peers in ranks[1:]:
+        ranks[0].views["once"][0, peers.topology.rank, :2] = 0
+    across_ranks.reduce_once(nothing, residual, ranks[0])
+    assert residual.isnan().all()
+    assert not (ranks[1].views["once"][0, 0, :2] == -1).any()
 
 
 @needs_interpreter
@@ -118,7 +124,7 @@ def test_tokens_and_logits_of_a_step(tmp_path: Path) -> None:
 
     vocab, width, rows = 5001, 2512, 3  # the second rank's part is narrower than it is wide
     layout = Layout(2, 64, 2, max_rows=8, vocab=vocab, logit_rows=4)
-    first, second = (peers_in(tmp_path / "memory", layout, rank) for rank in range(2))
+    first, second = make_peers(tmp_path / "memory", layout)
     for _ in range(2):
         parts = [torch.randn(rows, width) for _ in range(2)]
         for peers, part in ((second, parts[1]), (first, parts[0])):
@@ -135,7 +141,7 @@ def test_tokens_and_logits_of_a_step(tmp_path: Path) -> None:
 
 def test_ranks_share_memory_of_their_own_logits_and_gather_them_there(tmp_path: Path) -> None:
     layout = Layout(2, 64, 2, max_rows=8, vocab=5001, logit_rows=4)
-    peers = peers_in(tmp_path / "memory", layout, rank=0)
+    peers = make_peers(tmp_path / "memory", layout)[0]
     assert peers.logits is not None
     assert peers.logits.shape == (4, 5001)
     assert peers.logits.stride() == (5024, 1)
@@ -146,7 +152,7 @@ def test_logits_that_lie_where_they_belong(tmp_path: Path) -> None:
     from quire.kernels.triton import across_ranks
 
     layout = Layout(2, 64, 2, max_rows=8, vocab=5001, logit_rows=4)
-    first, second = (peers_in(tmp_path / "memory", layout, rank) for rank in range(2))
+    first, second = make_peers(tmp_path / "memory", layout)
     assert first.logits is not None
     assert second.logits is not None
     whole, room = torch.randn(3, 5001), first.topology.padded(5001).room
@@ -167,7 +173,7 @@ def marked(values: torch.Tensor, use: int) -> torch.Tensor:
 def test_tokens_that_ranks_draw_from_their_parts(tmp_path: Path, vocab: int, size: int) -> None:
     """By rank 1, to which the others have told what they know."""
     layout = Layout(size, 64, 2, max_rows=8, vocab=vocab, logit_rows=8)
-    ranks = [peers_in(tmp_path / "memory", layout, rank) for rank in range(size)]
+    ranks = make_peers(tmp_path / "memory", layout)
     shares = [peers.topology.padded(vocab) for peers in ranks]
     matrix = columns([{"temperature": t, "seed": seed} for seed, t in enumerate((1.0, 0.0, 0.5, 0.0, 1.0, 1.0, 2.0))])
     seats = torch.tensor([1, 2, 3, 0, 4, 5, 6, 7], dtype=torch.int32)
@@ -230,8 +236,9 @@ from tests.kernels.peers import peers_in
 from tests.sampling.rows import columns
 
 rank, folder, size, steps = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-peer_memory.FEW_BYTES = 512 if size < 4 else 1024
+peer_memory.FEW_BYTES = 512
 width = 128 // size
+peer_memory.PIECE = 24
 layout = peer_memory.Layout(size, 64, 2, max_rows=8, vocab=100, logit_rows=8, drafts=50)
 peers = peers_in(folder / "memory", layout, rank)
 generator = torch.Generator().manual_seed(5)
@@ -247,10 +254,8 @@ for step in range(steps):
     residual = torch.randn(rows, 64, generator=generator).half()
     wanted = reduce_add_reference(partials, residual)
     mine = partials[rank]
-    if rows <= layout.few_rows:
-        found = across_ranks.reduce_few(mine, residual, peers)
-    else:
-        found = across_ranks.reduce_many(mine, residual, peers)
+    sums = across_ranks.reduce_once if rows <= layout.once_rows else across_ranks.reduce_twice
+    found = sums(mine, residual, peers)
     assert torch.equal(found, wanted), step
     parts = [torch.randn(rows, width, generator=generator) for _ in range(size)]
     across_ranks.gather_columns(parts[rank], peers.logits[:rows], peers)
@@ -270,8 +275,11 @@ print("met")
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_processes_meet_through_the_kernels(size: int, tmp_path: Path) -> None:
-    (tmp_path / "memory").touch()
+def test_processes_meet_through_the_kernels(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire.distributed import peer_memory
+
+    monkeypatch.setattr(peer_memory, "FEW_BYTES", 512)
+    make_peers(tmp_path / "memory", Layout(size, 64, 2, max_rows=8, vocab=100, logit_rows=8, drafts=50))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [
         subprocess.Popen(

@@ -28,7 +28,7 @@ from quire.kernels.sampling.triton import apart  # noqa: E402
 from quire.kernels.triton import across_ranks  # noqa: E402
 from quire.kernels.triton import rehearsal as rehearsing  # noqa: E402
 from quire.kernels.triton.rehearsal import Rehearsal  # noqa: E402
-from tests.kernels.peers import peers_in  # noqa: E402
+from tests.kernels.peers import make_peers  # noqa: E402
 
 
 class CountingDriver:
@@ -238,14 +238,14 @@ def test_kernels_across_ranks_compile_and_are_found(
     """For a GPU that launches dependents early, which the interpreter leaves out; by tables that hold addresses."""
     for module in (across_ranks, apart):
         monkeypatch.setattr(module, "has_pdl", lambda _: True)
-    layout = Layout(2, 4096, 2, max_rows=64, vocab=5000, logit_rows=48, drafts=300)
-    peers = peers_in(tmp_path / "memory", layout, rank=1)
+    layout = Layout(4, 4096, 2, max_rows=64, vocab=5000, logit_rows=48, drafts=300)
+    peers = make_peers(tmp_path / "memory", layout)[1]
     x, tokens = torch.zeros(4, 4096, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
     stats, columns = Stats.allocate(48, 2512, x.device), torch.zeros(9, len(Column), dtype=torch.int32)
 
     def step() -> None:
-        across_ranks.reduce_few(x, x, peers)
-        across_ranks.reduce_many(x, x, peers)
+        across_ranks.reduce_once(x, x, peers)
+        across_ranks.reduce_twice(x, x, peers)
         assert peers.logits is not None
         across_ranks.gather_columns(torch.zeros(4, 2512), peers.logits[:4], peers)
         across_ranks.from_first(tokens, peers)

@@ -1,9 +1,8 @@
 """Sums, logits and tokens across ranks, by writing into each other's memory (`quire/distributed/peer_memory.py`).
 
-Few rows are latency: each 32-bit word travels with the number of the row's use beside it, in one 64-bit store, and who
-waits polls the data itself; nothing but one trip through the link lies between two ranks. More rows are bandwidth: the
-words travel alone, and a flag a row follows them. Of four ranks and more long messages go twice over the links: each
-row to the one rank that adds it up, and back.
+Words of sums are their own sign of arrival: the memory they go to holds a word that none of them is, and who waits
+polls the data itself; nothing but one trip through the link lies between two ranks. Of four ranks and more, long
+messages go twice over the links: each row to the one rank that adds it up, and back. Logits are followed by a flag.
 
 A program waits for its twins on other ranks only. It has sent before it waits, and programs start in the same order
 everywhere, so those that run never wait for ones that cannot start. Dependents are let in first thing: while a row is
@@ -11,6 +10,8 @@ on its way, the next product's weights are too.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -24,6 +25,15 @@ from quire.kernels.triton.launch import has_pdl, next_power_of_2
 def address(pointer, TYPE: tl.constexpr):
     """Of a part of some rank's memory, read from the table; parts begin at round addresses."""
     return tl.multiple_of(tl.load(pointer).to(tl.pointer_type(TYPE)), 16)
+
+
+@triton.jit
+def _addresses(table_ptr, RANK: tl.constexpr, SIZE: tl.constexpr, TYPE: tl.constexpr):
+    """Of a part of all ranks' memory, from the next rank's to this one's: not all write to the same one first."""
+    found = ()
+    for ahead in tl.static_range(1, SIZE + 1):
+        found += (address(table_ptr + (RANK + ahead) % SIZE, TYPE),)
+    return found
 
 
 @triton.jit
@@ -71,153 +81,97 @@ def arrived(pointers, there, use):
 
 
 @triton.jit
-def _tell_all(flags_ptr, place, use, RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr):
-    """That what was stored for the other ranks is there, once every thread has stored: all at once, as each waits until
-    its stores have gone."""
-    tl.debug_barrier()
-    peer = tl.arange(0, SLOTS)
-    told = (peer < SIZE) & (peer != RANK)
-    flags = tl.load(flags_ptr + peer, told, 0).to(tl.pointer_type(tl.int32))
-    tl.atomic_xchg(flags + place, tl.zeros([SLOTS], tl.int32) + use, told, sem="release", scope="sys")
+def _sent(word):
+    """A word as it travels: what would read as nothing at all is another NaN."""
+    return tl.where(word == -1, 0x7FFF7FFF, word)
 
 
 @triton.jit
-def _reduce_few_kernel(
-    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, words,
-    RANK: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    TYPE: tl.constexpr = typed_ptr.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    there = at < words
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    use = tl.load(uses_ptr + row) + 1
-    own = tl.load(partial_ptr + row * words + at, there, 0)
-    turn = (use & 1).to(tl.int64) * SIZE
-    for peer in tl.static_range(SIZE):
-        if peer != RANK:
-            theirs = address(peers_ptr + peer, tl.int64)
-            tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, marked(own, use), there)
-    before = tl.load(residual_ptr + row * words + at, there, 0)
-    low, high = _low(before, TYPE), _high(before, TYPE)
-    mine = address(peers_ptr + RANK, tl.int64)
-    for source in tl.static_range(SIZE):
-        if source == RANK:
-            word = own
-        else:
-            word = arrived(mine + ((turn + source) * ROWS + row) * words + at, there, use)
+def _received(pointers, there):
+    """The words that ranks have sent, once all of them are here; their places are empty then for a later use."""
+    got = tl.load(pointers, there, 0, volatile=True)
+    while tl.max(tl.where(got == -1, 1, 0)) != 0:
+        got = tl.load(pointers, there, 0, volatile=True)
+    tl.store(pointers, tl.zeros_like(got) - 1, there)
+    return got
+
+
+@triton.jit
+def _sum(residual, parts, source, TYPE: tl.constexpr, SIZE: tl.constexpr):
+    """residual [n] and parts [ranks, n], all of them words, added up in the order of ranks."""
+    low, high = _low(residual, TYPE), _high(residual, TYPE)
+    for rank in tl.static_range(SIZE):
+        word = tl.sum(tl.where(source == rank, parts, 0), axis=0)
         low += _low(word, TYPE)
         high += _high(word, TYPE)
-    tl.store(residual_ptr + row * words + at, _word(low, high, TYPE), there)
-    tl.store(uses_ptr + row, use)
+    return _word(low, high, TYPE)
 
 
 @triton.jit
-def _reduce_many_kernel(
-    partial_ptr, residual_ptr, peers_ptr, flags_ptr, uses_ptr, typed_ptr, words,
+def _reduce_once_kernel(
+    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, words, width,
     RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    """Every rank sends its part of a row to all, itself too, and adds up what comes."""
     TYPE: tl.constexpr = typed_ptr.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    there = at < words
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = piece * width + tl.arange(0, BLOCK)
+    there = (tl.arange(0, BLOCK) < width) & (at < words)
+    source = tl.arange(0, SLOTS)[:, None]
+    theirs = _addresses(peers_ptr, RANK, SIZE, tl.int32)
+    mine = theirs[SIZE - 1]
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    use = tl.load(uses_ptr + row) + 1
-    own = tl.load(partial_ptr + row * words + at, there, 0)
+    used = uses_ptr + row * tl.num_programs(1) + piece
+    use = tl.load(used)
     turn = (use & 1).to(tl.int64) * SIZE
+    part = _sent(tl.load(partial_ptr + row * words + at, there, 0))
     for peer in tl.static_range(SIZE):
-        if peer != RANK:
-            theirs = address(peers_ptr + peer, tl.int32)
-            tl.store(theirs + ((turn + RANK) * ROWS + row) * words + at, own, there)
-    _tell_all(flags_ptr, (turn + RANK) * ROWS + row, use, RANK, SIZE, SLOTS)
-    before = tl.load(residual_ptr + row * words + at, there, 0)
-    low, high = _low(before, TYPE), _high(before, TYPE)
-    mine = address(peers_ptr + RANK, tl.int32)
-    my_flags = address(flags_ptr + RANK, tl.int32)
-    for source in tl.static_range(SIZE):
-        if source == RANK:
-            word = own
-        else:
-            here = my_flags + (turn + source) * ROWS + row
-            while tl.atomic_add(here, 0, sem="acquire", scope="sys") != use:
-                pass
-            tl.debug_barrier()
-            # Not through the processor's own cache, which may remember an earlier use.
-            word = tl.load(mine + ((turn + source) * ROWS + row) * words + at, there, 0, cache_modifier=".cg")
-        low += _low(word, TYPE)
-        high += _high(word, TYPE)
-    tl.store(residual_ptr + row * words + at, _word(low, high, TYPE), there)
-    tl.store(uses_ptr + row, use)
-
-
-@triton.jit
-def _tell(flags_ptr, peer, place, use):
-    """That what was stored for another rank is there, once every thread has stored."""
-    tl.debug_barrier()
-    tl.atomic_xchg(address(flags_ptr + peer, tl.int32) + place, use, sem="release", scope="sys")
-
-
-@triton.jit
-def _await(flags_ptr, rank, place, use):
-    here = address(flags_ptr + rank, tl.int32) + place
-    while tl.atomic_add(here, 0, sem="acquire", scope="sys") != use:
-        pass
-    tl.debug_barrier()
+        tl.store(theirs[peer] + ((turn + RANK) * ROWS + row) * words + at, part, there)
+    residual = tl.load(residual_ptr + row * words + at, there, 0)
+    places = mine + ((turn + source) * ROWS + row) * words + at[None, :]
+    parts = _received(places, (source < SIZE) & there[None, :])
+    tl.store(residual_ptr + row * words + at, _sum(residual, parts, source, TYPE, SIZE), there)
+    tl.store(used, use + 1)
 
 
 @triton.jit
 def _reduce_twice_kernel(
-    partial_ptr, residual_ptr, peers_ptr, flags_ptr, uses_ptr, typed_ptr, words,
+    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, words, width,
     RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """Each row has a rank that adds it up and sends the sum to the others. Parts and sums have places of their own, for
-    each rank's rows."""
+    """Each row has a rank that adds it up and sends the sum to all, itself too. Parts and sums have places of their
+    own, for each rank's rows."""
     TYPE: tl.constexpr = typed_ptr.dtype.element_ty
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    there = at < words
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = piece * width + tl.arange(0, BLOCK)
+    there = (tl.arange(0, BLOCK) < width) & (at < words)
+    source = tl.arange(0, SLOTS)[:, None]
+    theirs = _addresses(peers_ptr, RANK, SIZE, tl.int32)
+    mine = theirs[SIZE - 1]
+    number, owner = row // SIZE, (row % SIZE).to(tl.int32)
+    owners = address(peers_ptr + owner, tl.int32)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    use = tl.load(uses_ptr + row) + 1
-    own = tl.load(partial_ptr + row * words + at, there, 0)
-    parts = (use & 1).to(tl.int64) * (2 * SIZE)
-    sums, number = parts + SIZE, row // SIZE
-    owner = (row % SIZE).to(tl.int32)
-    mine = address(peers_ptr + RANK, tl.int32)
+    used = uses_ptr + row * tl.num_programs(1) + piece
+    use = tl.load(used)
+    part = _sent(tl.load(partial_ptr + row * words + at, there, 0))
+    parts, sums = (use & 1).to(tl.int64) * (2 * SIZE), (use & 1).to(tl.int64) * (2 * SIZE) + SIZE
+    tl.store(owners + ((parts + RANK) * ROWS + number) * words + at, part, there)
+    place = ((sums + owner) * ROWS + number) * words + at
     if owner == RANK:
-        before = tl.load(residual_ptr + row * words + at, there, 0)
-        low, high = _low(before, TYPE), _high(before, TYPE)
-        for source in tl.static_range(SIZE):
-            if source == RANK:
-                word = own
-            else:
-                place = (parts + source) * ROWS + number
-                _await(flags_ptr, RANK, place, use)
-                word = tl.load(mine + place * words + at, there, 0, cache_modifier=".cg")
-            low += _low(word, TYPE)
-            high += _high(word, TYPE)
-        total = _word(low, high, TYPE)
-        place = (sums + RANK) * ROWS + number
+        residual = tl.load(residual_ptr + row * words + at, there, 0)
+        places = mine + ((parts + source) * ROWS + number) * words + at[None, :]
+        got = _received(places, (source < SIZE) & there[None, :])
+        total = _sent(_sum(residual, got, source, TYPE, SIZE))
         for peer in tl.static_range(SIZE):
-            if peer != RANK:
-                tl.store(address(peers_ptr + peer, tl.int32) + place * words + at, total, there)
-        _tell_all(flags_ptr, place, use, RANK, SIZE, SLOTS)
-    else:
-        place = (parts + RANK) * ROWS + number
-        tl.store(address(peers_ptr + owner, tl.int32) + place * words + at, own, there)
-        _tell(flags_ptr, owner, place, use)
-        place = (sums + owner) * ROWS + number
-        _await(flags_ptr, RANK, place, use)
-        total = tl.load(mine + place * words + at, there, 0, cache_modifier=".cg")
-    tl.store(residual_ptr + row * words + at, total, there)
-    tl.store(uses_ptr + row, use)
+            tl.store(theirs[peer] + place, total, there)
+    tl.store(residual_ptr + row * words + at, _received(mine + place, there), there)
+    tl.store(used, use + 1)
 
 
 @triton.jit
@@ -273,29 +227,26 @@ def _gather_columns_kernel(
     tl.store(uses_ptr + place, use)
 
 
-def reduce_few(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """See `quire.kernels.across_ranks`; at most the layout's `few_rows`."""
-    layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
-    block = next_power_of_2(layout.words)
-    _reduce_few_kernel[(len(partial),)](
-        partial.view(torch.int32), residual.view(torch.int32), peers.bases["few"], peers.uses["few"], residual,
-        layout.words, RANK=topology.rank, SIZE=topology.size, ROWS=layout.few_rows, BLOCK=block, PDL=pdl,
-        num_warps=min(max(block // 128, 1), 16), launch_pdl=pdl,
-    )  # fmt: skip
-    return residual
+def reduce_once(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """See `quire.kernels.across_ranks`; at most the layout's `once_rows`."""
+    return _reduce(_reduce_once_kernel, "once", partial, residual, peers)
 
 
-def reduce_many(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """The same for at most `many_rows`; in two trips, if the layout says so, of which links carry 2 (N - 1) / N of what
-    a rank has instead of N - 1 times as much."""
+def reduce_twice(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+    """The same for at most `twice_rows`, in two trips, of which links carry 2 (N - 1) / N of what a rank has instead of
+    N - 1 times as much."""
+    return _reduce(_reduce_twice_kernel, "twice", partial, residual, peers)
+
+
+def _reduce(kernel: Any, what: str, partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
     layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
-    block = next_power_of_2(layout.words)
-    kernel = _reduce_twice_kernel if layout.goes_twice else _reduce_many_kernel
-    kernel[(len(partial),)](
-        partial.view(torch.int32), residual.view(torch.int32), peers.bases["many"], peers.bases["many_here"],
-        peers.uses["many"], residual, layout.words, RANK=topology.rank, SIZE=topology.size,
-        SLOTS=next_power_of_2(topology.size), ROWS=layout.many_places[1], BLOCK=block, PDL=pdl,
-        num_warps=min(max(block // 256, 1), 8), launch_pdl=pdl,
+    width = -(-layout.words // layout.pieces // 16) * 16
+    block = next_power_of_2(width)
+    kernel[(len(partial), layout.pieces)](
+        partial.view(torch.int32), residual.view(torch.int32), peers.bases[what], peers.uses[what], residual,
+        layout.words, width, RANK=topology.rank, SIZE=topology.size, SLOTS=next_power_of_2(topology.size),
+        ROWS=peers.views[what].shape[-2], BLOCK=block, PDL=pdl, num_warps=min(max(block // 128, 1), 8),
+        launch_pdl=pdl,
     )  # fmt: skip
     return residual
 
