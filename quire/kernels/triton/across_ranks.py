@@ -11,8 +11,6 @@ on its way, the next product's weights are too.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -229,23 +227,24 @@ def _gather_columns_kernel(
 
 def reduce_once(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
     """See `quire.kernels.across_ranks`; at most the layout's `once_rows`."""
-    return _reduce(_reduce_once_kernel, "once", partial, residual, peers)
+    return _reduce("once", partial, residual, peers)
 
 
 def reduce_twice(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
     """The same for at most `twice_rows`, in two trips, of which links carry 2 (N - 1) / N of what a rank has instead of
     N - 1 times as much."""
-    return _reduce(_reduce_twice_kernel, "twice", partial, residual, peers)
+    return _reduce("twice", partial, residual, peers)
 
 
-def _reduce(kernel: Any, what: str, partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
+def _reduce(trips: str, partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
     layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
     width = -(-layout.words // layout.pieces // 16) * 16
     block = next_power_of_2(width)
+    kernel = _reduce_twice_kernel if trips == "twice" else _reduce_once_kernel
     kernel[(len(partial), layout.pieces)](
-        partial.view(torch.int32), residual.view(torch.int32), peers.bases[what], peers.uses[what], residual,
+        partial.view(torch.int32), residual.view(torch.int32), peers.bases[trips], peers.uses[trips], residual,
         layout.words, width, RANK=topology.rank, SIZE=topology.size, SLOTS=next_power_of_2(topology.size),
-        ROWS=peers.views[what].shape[-2], BLOCK=block, PDL=pdl, num_warps=min(max(block // 128, 1), 8),
+        ROWS=peers.views[trips].shape[-2], BLOCK=block, PDL=pdl, num_warps=min(max(block // 128, 1), 8),
         launch_pdl=pdl,
     )  # fmt: skip
     return residual
