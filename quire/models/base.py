@@ -395,9 +395,10 @@ class DecoderStack(Decoder):
         self._whole_prompts = max_tokens
 
     def head_in_layers(self) -> float:
-        """As many layers as have the weights of the head, and so its work where many tokens decode."""
+        """The head's work, in layers: half of what its weights say, since a prompt has logits of one token alone, and
+        attention takes its time beside a layer's weights."""
         every = sum(one.whole_weights for one in self.layers.modules() if isinstance(one, Linear | Experts))
-        return self.hidden * self.sizes.vocab * len(self.layers) / every
+        return self.hidden * self.sizes.vocab * len(self.layers) / every / 2
 
     def keep(self, stages: Sequence[Stage], number: int) -> None:
         """Before `allocate`: be one of several stages, which together are the model. Layers keep their names, and
