@@ -22,6 +22,7 @@ triton = pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+from triton.compiler.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 import quire.kernels  # noqa: E402
@@ -141,6 +142,32 @@ def test_no_process_is_begun_for_what_is_in_the_cache(
         norms()
     assert rehearsed.wait() == 2
     assert hits == [True] * 4
+
+
+def test_a_kernel_that_is_read_again_counts_once(
+    counting: CountingDriver,  # noqa: ARG001, F811
+    hits: list[bool],  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Python 3.11 may say that a source was not read (`rehearsal.whole`) after the other processes had been asked."""
+    monkeypatch.setattr(compilers, "_SERVER", "quire.no_such_module")
+    make, spoilt = (
+        ASTSource.make_ir,
+        iter([SystemError("AST constructor recursion depth mismatch (before=1, after=2)")]),
+    )
+
+    def read(self: ASTSource, *args: Any, **options: Any) -> Any:
+        for error in spoilt:
+            raise error
+        return make(self, *args, **options)
+
+    monkeypatch.setattr(ASTSource, "make_ir", read)
+    with Rehearsal() as rehearsed:
+        norms()
+    assert rehearsed.wait() == 2
+    assert [compiling.exception() for compiling in rehearsed._compiling] == [None, None]
+    assert "2 kernels had to be compiled in this process" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["it has no such kernel", "it does not start", "it is killed"])

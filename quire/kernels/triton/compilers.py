@@ -41,7 +41,7 @@ class _AskingCache(FileCacheManager):  # type: ignore[misc]
         compilers.compile(body)
         found = super().get_group(filename)
         if not found:
-            compilers.failed += 1
+            compilers.failed.add(body)  # once, though its source may be read again (`rehearsal.whole`)
         return found
 
 
@@ -60,7 +60,7 @@ class Compilers:
         self._awaited: dict[int, Future[bytes]] = {}
         self._count = 0
         self._is_closed = self._has_ended = False
-        self.failed = 0
+        self.failed: set[bytes] = set()
 
     @contextmanager
     def filling_cache(self, function: Any, specialization: str, *, with_launcher: bool) -> Iterator[None]:

@@ -130,7 +130,7 @@ class Rehearsal:
         self._pool.shutdown()
         if self._compilers is not None:
             self._compilers.close()
-            if failed := self._compilers.failed:
+            if failed := len(self._compilers.failed):
                 logger.warning("%d kernels had to be compiled in this process, one after the other", failed)
         return len(self._compiling)
 
