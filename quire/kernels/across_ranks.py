@@ -14,8 +14,8 @@ import torch
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import PeerMemory
 
-# Among so many at most, where messages take one trip. 16 MiB with the residual: 57 µs, the library's sum and an
-# addition 93; among four, in two trips, 89 and 109 (`benchmarks.ranks`).
+# Among so many at most, where messages take one trip. 16 MiB with the residual: 49 µs, the library's sum and an
+# addition 93; among four, in two trips, 75 and 115 (`benchmarks.ranks`).
 _RANKS_FOR_PIECES = 2
 
 
