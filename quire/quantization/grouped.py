@@ -58,8 +58,9 @@ class GroupedMatrix(Matrix):
         reader: Matrix | None = None,  # noqa: ARG002 (takes them as they are)
     ) -> torch.Tensor:
         assert isinstance(x, torch.Tensor)
-        if out_dtype in (None, x.dtype) and self._on_cpu.takes(x):
-            y = self._on_cpu(x if norm is None else rms_norm(x, *norm), self.bias)
+        if self._on_cpu.takes(x):
+            wanted = out_dtype if out is None else out.dtype
+            y = self._on_cpu(x if norm is None else rms_norm(x, *norm), self.bias, wanted)
             return joined([y], gated, residual, out)
         return grouped_linear.linear(
             x, self.of, self.bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.kernels.gemm import codes
-from quire.kernels.gemm.cpu_codes import MOST_ROWS, CpuProduct
+from quire.kernels.gemm.cpu_codes import MOST_ROWS, MOST_WIDE_ROWS, CpuProduct
 from quire.quantization.grouped import Grouped, GroupedMatrix
 
 HALF = torch.bfloat16
@@ -41,6 +41,31 @@ def test_products_are_those_of_the_widened_weight(name: str, rows: int) -> None:
     rounded = (x @ matrix.dense(HALF).T + matrix.bias).float()
     plain = (rounded - wanted).abs().max() / wanted.abs().max()
     assert error <= max(2 * plain, 2**-7)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_results_in_float32(name: str) -> None:
+    """As logits are wanted: not rounded once more."""
+    matrix, x = made(name), torch.randn(3, 256).to(HALF)
+    wanted = CpuProduct(matrix.of)(x, matrix.bias, torch.float32)
+    assert wanted.dtype == torch.float32
+    assert (wanted - matrix.linear(x).float()).abs().max() <= 2**-7 * wanted.abs().max()  # type: ignore[union-attr]
+    wide = torch.full((3, 100), torch.nan)
+    out = wide[:, 2:98]
+    assert matrix.linear(x, out_dtype=torch.float32, out=out) is out
+    assert torch.equal(out, wanted)
+    assert torch.equal(matrix.linear(x, out_dtype=torch.float32), wanted)  # type: ignore[arg-type]
+
+
+def test_few_rows_in_float32() -> None:
+    matrix, x = made("int8"), torch.randn(MOST_WIDE_ROWS, 256)
+    assert CpuProduct(matrix.of).takes(x)
+    assert not CpuProduct(matrix.of).takes(torch.cat([x, x]))
+    assert matrix.bias is not None
+    wanted = x @ matrix.dense(torch.float32).T + matrix.bias.float()
+    found = matrix.linear(x)
+    assert isinstance(found, torch.Tensor)
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
 
 
 def test_what_stands_around_a_product() -> None:

@@ -1,5 +1,6 @@
 """Products with codes on a CPU by its own instructions, where torch has them: integers of 4 bits by group and of 8 bits
-by output, with bfloat16 activations. For other kinds, types and for many rows there are the widened numbers.
+by output, with bfloat16 activations, and of 8 bits few rows in float32. For other kinds, types and for many rows there
+are the widened numbers.
 
 Scales and zeros of 4 bits are rounded to bfloat16 there, as activations are; a scale an output is multiplied behind
 the product, in float32.
@@ -14,6 +15,8 @@ from quire.kernels.gemm.codes import Codes
 
 MOST_ROWS = 256
 """More are faster with the weight widened once (`benchmarks/quantized/cpu.py`)."""
+MOST_WIDE_ROWS = 4
+"""The same in float32, in which torch's kernel takes as long for each row."""
 _GROUPS = (32, 64, 128, 256)  # that torch knows
 _OUTPUTS = 16  # come together there
 
@@ -27,23 +30,26 @@ class CpuProduct:
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether it is faster here. x [m, k]."""
-        of = self._of
-        if x.device.type != "cpu" or x.dtype != torch.bfloat16 or not 0 < len(x) <= MOST_ROWS or of.outer is not None:
+        of, most = self._of, {torch.bfloat16: MOST_ROWS, torch.float32: MOST_WIDE_ROWS}.get(x.dtype, 0)
+        if x.device.type != "cpu" or not 0 < len(x) <= most or of.outer is not None:
             return False
         if of.kind == "int8":
             return of.zero is None and of.scale.shape[1] == 1
-        outputs = len(of.codes)
-        return of.kind == "int4" and of.group in _GROUPS and not of.columns % of.group and not outputs % _OUTPUTS
+        known = of.kind == "int4" and of.group in _GROUPS and x.dtype == torch.bfloat16
+        return known and not of.columns % of.group and not len(of.codes) % _OUTPUTS
 
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [m, k] that it takes → [m, n], in x's type."""
-        y = self._int8(x) if self._of.kind == "int8" else self._int4(x)
+    def __call__(
+        self, x: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
+        """x [m, k] that it takes → [m, n], in x's type unless another is named."""
+        y = (self._int8(x) if self._of.kind == "int8" else self._int4(x)).to(out_dtype or x.dtype)
         return y if bias is None else y.add_(bias)
 
     def _int8(self, x: torch.Tensor) -> torch.Tensor:
+        """In float32."""
         ones = torch.ones(len(self._of.codes), dtype=x.dtype)
         y: torch.Tensor = torch.ops.aten._weight_int8pack_mm(x.contiguous(), self._of.codes, ones)
-        return (y.float() * self._of.scale[:, 0].float()).to(x.dtype)
+        return y.float().mul_(self._of.scale[:, 0].float())
 
     def _int4(self, x: torch.Tensor) -> torch.Tensor:
         if self._packed is None:
