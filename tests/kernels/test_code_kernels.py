@@ -21,6 +21,7 @@ POINTERS = {
     "words_ptr": "*i32", "scale_ptr": "*bf16", "zero_ptr": "*u8", "outer_ptr": "*fp32", "table_ptr": "*fp32",
     "bias_ptr": "*bf16", "out_ptr": "*bf16",
 }  # fmt: skip
+HEAD = {"KIND": 1, "GROUP": 1 << 20, "scale_ptr": "*fp32", "WIDE": True}
 NUMBERS = dict.fromkeys(("M", "N", "words_stride", "groups", "out_stride"), "i32")
 
 
@@ -55,6 +56,8 @@ def test_few_rows_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     {"RESIDUAL": True}, {"KIND": 4, "GROUP": 64}, {"KIND": 3, "GROUP": 32},
     {"KIND": 3, "GROUP": 32, "TAIL": 2, "scale_ptr": "*i16"}, {"KIND": 1, "HALVES": 1, "RESIDUAL": True},
     {"dtype": "fp16", "rows": 64, "HALVES": 1}, {"dtype": "fp16", "GATED": True},
+    *({**HEAD, "rows": rows, "HALVES": halves} for rows in (16, 64, 128) for halves in (1, 2)),
+    {**HEAD, "rows": 64, "HALVES": 1, "BIAS": True}, {**HEAD, "dtype": "fp16", "HALVES": 1}, {"WIDE": True},
 ], ids=str)  # fmt: skip
 def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) -> None:
     """And the matrix units are waited for to the end once in a turn, of two consumers."""
@@ -67,26 +70,32 @@ def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) ->
     codes_of = f"i16[128, 32],{tiles.BYTES_IN_SHARED!r}" if is_bytes else f"i32[128, 16],{tiles.WORDS_IN_SHARED!r}"
     types = {
         **POINTERS, "partial_ptr": "*fp32", "counter_ptr": "*i32", "w_desc": f"tensordesc<{codes_of}>",
-        **dict.fromkeys(("M", "N", "waves", "each", "blocks", "groups", "tail"), "i32"),
-        **dict.fromkeys(("x_desc", "out_desc"), f"tensordesc<{dtype}[{rows}, 64],{swizzled!r}>"),
+        **dict.fromkeys(("M", "N", "out_stride", "waves", "each", "blocks", "groups", "tail"), "i32"),
+        **dict.fromkeys(("x_desc", "out"), f"tensordesc<{dtype}[{rows}, 64],{swizzled!r}>"),
         "scale_ptr": f"*{dtype}",
     }  # fmt: skip
     for name in ("words_ptr", "out_ptr"):
         del types[name]
     types |= {name: value for name, value in more.items() if name in types}
+    if more.get("WIDE"):
+        types["out"] = "*fp32"
     constants = {
         "TAIL": 0, "KIND": 0, "GROUP": 128, "ZERO": False, "OUTER": False, "BIAS": False, "GATED": False,
-        "RESIDUAL": False,
+        "RESIDUAL": False, "WIDE": False,
         "HALVES": 2, "TURN": tiles.TURN, "GROUP_M": tiles.GROUP_M, "LOG2_E": tiles.LOG2_E, "PDL": True,
         "CONSUMER_REGISTERS": 232, "PRODUCER_REGISTERS": 40,
     } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
     how = tiles.Plan(rows, constants["HALVES"], 0)
-    constants["STAGES"] = tiles.stages(how, gated=constants["GATED"], nibbles=not is_bytes)
+    constants["STAGES"] = tiles.stages(how, gated=constants["GATED"], nibbles=not is_bytes, wide=constants["WIDE"])
     aligned = [name for name in types if name.endswith("_ptr")]
-    spilled = 0 if constants["KIND"] == 0 or constants["HALVES"] == 1 else 64  # no more than a few numbers of a tile
+    few = constants["HALVES"] == 1 or (constants["KIND"] == 0 and not constants["WIDE"])
+    spilled = 0 if few else 64  # no more than a few numbers of a tile
     code = assert_assembles_well(tiles._code_gemm_kernel, types, constants, aligned, tmp_path, spilled)
     waits = [line.split()[1] for line in code.splitlines() if "wgmma.wait_group.sync.aligned" in line]
     assert waits == 2 * [*2 * constants["HALVES"] * tiles.TURN * ["1;"], "0;"]
+    if constants["WIDE"]:  # each number by itself, from the thread that has its sum
+        assert code.count("st.global.b32") == constants["HALVES"] * rows
+        assert code.count("st.shared") < 8
 
 
 @TESTED
@@ -111,6 +120,9 @@ def test_which_codes_have_tiles_with_gates() -> None:
         assert [taken(rows, 4096, 4096, **more) for rows in (64, 8192)] == [True, False]  # where widening pays
     assert not taken(64, 4096, 4096, group=16)
     assert not taken(64, 4100, 4096)  # the copy engine writes no such lines
+    whole = Codes("int8", 4096, torch.empty(32001, 4096, dtype=torch.int8), torch.empty(32001, 1))
+    x, out = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(64, 32003)[:, 1:32002]
+    assert [takes(x, whole, False, out, wide=wide) for wide in (False, True)] == [False, True]
 
 
 def test_tiles_are_those_that_take_the_least_time() -> None:
@@ -187,6 +199,28 @@ class TestOnDevice:
         weight, x, bias, start = self.made(kind, group, zero, n, k, rows, dtype)
         for gated in (False, True):
             self.check_tiles(weight, x, bias, start, gated=gated)
+
+    @pytest.mark.parametrize("rows", [9, 64, 65, 200])
+    @pytest.mark.parametrize("n", [1000, 32001])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_results_in_float32(self, dtype: torch.dtype, n: int, rows: int) -> None:
+        """Of any number of lines, into a part of wider rows, beside which nothing is touched; twice, for counters."""
+        from quire.kernels.gemm.triton.code_gemm_sm90 import takes
+
+        k = 640
+        weight, x, bias, _ = self.made("int8", k, None, n, k, rows, dtype, scale=torch.float32)
+        exact = linear_reference(x, codes.widened(weight, torch.float32), bias)
+        for _ in range(2):
+            wide = torch.full((rows, n + 24), torch.nan, device="cuda")
+            out = wide[:, 3 : n + 3]
+            assert takes(x, weight, False, out, wide=True)
+            assert grouped_linear.linear(x, weight, bias, out=out) is out
+            assert_near(out, exact, dtype)
+            assert wide[:, :3].isnan().all()
+            assert wide[:, n + 3 :].isnan().all()
+            found = grouped_linear.linear(x, weight, bias, out_dtype=torch.float32)
+            assert torch.equal(found, out)
+        assert not torch.equal(out, out.to(dtype).float())
 
     def check_tiles(
         self, weight: Codes, x: torch.Tensor, bias: torch.Tensor, start: torch.Tensor, *, gated: bool

@@ -49,10 +49,12 @@ def linear(
         scale = weight.scale if weight.scale.shape[1] > 1 else weight.scale[:, 0]
         return decode_gemm.linear(x, weight.codes, bias, norm, gated, residual, out_dtype, out, how, scale)
     on_gpu = on_cuda(x) and len(x) and x.dtype in (torch.bfloat16, torch.float16)
-    dtypes = {out_dtype or x.dtype, *(y.dtype for y in (x, out, residual) if y is not None)}
+    result = (out_dtype or x.dtype) if out is None else out.dtype
+    alike = {x.dtype, result, x.dtype if residual is None else residual.dtype} == {x.dtype}
+    wide = result == torch.float32 and residual is None and not gated  # as logits are
     is_taken, in_words = on_gpu and _is_taken(weight), on_gpu and _has_words(weight)
     where = out if residual is None else residual
-    tiled = (is_taken or in_words) and len(dtypes) == 1 and _in_own_tiles(x, weight, gated, where)
+    tiled = (is_taken or in_words) and (alike or wide) and _in_own_tiles(x, weight, gated, where, wide=wide)
     few = in_words and not tiled and len(x) <= FEW_ROWS and _in_registers(x, weight)
     if not (tiled or few or (is_taken and len(x) <= SOME_ROWS)):
         return plain_linear(
@@ -119,15 +121,15 @@ def _product(x: torch.Tensor, weight: Codes, bias: torch.Tensor | None, adds: bo
     return grouped_tiles.linear(x, weight, bias, adds, out)
 
 
-def _in_own_tiles(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None) -> bool:
-    """Whether the kernel for compute capability 9.0 that has the gate in it multiplies these."""
+def _in_own_tiles(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None, *, wide: bool) -> bool:
+    """Whether the kernel for compute capability 9.0 that has the gate in it multiplies these. wide: to float32."""
     from quire.kernels.triton.launch import has_gluon_sm90
 
     if INTERPRETED or not has_gluon_sm90(x.device):
         return False
     from quire.kernels.gemm.triton import code_gemm_sm90
 
-    taken: bool = code_gemm_sm90.takes(x, weight, gated, out)
+    taken: bool = code_gemm_sm90.takes(x, weight, gated, out, wide=wide)
     return taken
 
 

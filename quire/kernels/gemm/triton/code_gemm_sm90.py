@@ -13,6 +13,9 @@ shared: all their blocks in a row, dealt out evenly, so that a program begins an
 first, from the last to the first: the sums of one that it does not finish are left in a workspace at once, long before
 the program that has this tile's last block adds them to its own, in their order, so a result does not depend on who
 came when. Who waits, waits for programs that were launched before it. Then come whole tiles.
+
+Results leave through shared memory and the copy engine, but those in float32, which logits are: they go to memory from
+where they are, eight lines in a row of `out`, so that this may be of any width and lie anywhere.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from quire.kernels.gemm.triton.code_steps_sm90 import (
 )
 from quire.kernels.gemm.triton.codes import KINDS, arguments, by_two, tail_of
 from quire.kernels.gemm.triton.parts_sm90 import collected, count, leave
-from quire.kernels.gemm.triton.pipeline_sm90 import GROUP_M, SWIZZLED, _asm, ask, hand_over, place
+from quire.kernels.gemm.triton.pipeline_sm90 import GROUP_M, SWIZZLED, _asm, ask, halves, hand_over, place
 from quire.kernels.triton.launch import has_pdl, num_processors
 
 TURN = 2  # blocks
@@ -63,6 +66,21 @@ def _of_lines(ptr, first, lines, LAYOUT: gl.constexpr):
     """[64, 1], float32: a number of each line."""
     line = first + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     return gl.load(ptr + gl.minimum(line, lines - 1)).to(gl.float32)[:, None]
+
+
+@gluon.jit
+def _store(y, out_ptr, out_stride, first_m, first_n, M, N):
+    """Results [64 lines, rows] to out [M, N], as far as it goes; 16 rows at a time, for whose addresses there are
+    registers."""
+    ROWS: gl.constexpr = y.shape[1]
+    if ROWS > 16:
+        a, b = halves(y)
+        _store(a, out_ptr, out_stride, first_m, first_n, M, N)
+        _store(b, out_ptr, out_stride, first_m + ROWS // 2, first_n, M, N)
+    else:
+        line = first_n + gl.arange(0, 64, gl.SliceLayout(1, y.type.layout))[:, None]
+        row = first_m + gl.arange(0, ROWS, gl.SliceLayout(0, y.type.layout))[None, :]
+        gl.store(out_ptr + row.to(gl.int64) * out_stride + line, y, (line < N) & (row < M))
 
 
 @gluon.constexpr_function
@@ -87,11 +105,12 @@ def _segment(i, parts, begin, end, blocks, whole_tiles):
 
 @gluon.jit
 def _consume(
-    out_desc, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr,
-    partial_ptr, counter_ptr, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin, end, each, blocks, groups, tail,
+    out, out_stride, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr, table_ptr,
+    bias_ptr, partial_ptr, counter_ptr, M, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin, end, each, blocks,
+    groups, tail,
     TAIL: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr, OUTER: gl.constexpr,
-    BIAS: gl.constexpr, GATED: gl.constexpr, RESIDUAL: gl.constexpr, HALVES: gl.constexpr, TURN: gl.constexpr,
-    GROUP_M: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr, NUMBER: gl.constexpr,
+    BIAS: gl.constexpr, GATED: gl.constexpr, RESIDUAL: gl.constexpr, WIDE: gl.constexpr, HALVES: gl.constexpr,
+    TURN: gl.constexpr, GROUP_M: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr, NUMBER: gl.constexpr,
 ):  # fmt: skip
     STAGES: gl.constexpr = full.shape[0]
     ROWS: gl.constexpr = x_tiles.shape[1]
@@ -127,13 +146,14 @@ def _consume(
         sums = ()
         for _ in gl.static_range(HALVES):
             sums += (gl.zeros([64, ROWS], gl.float32, SUMS),)
-        tma.store_wait(0)
-        gl.thread_barrier()  # the tile before this one has left its places
+        if not WIDE:
+            tma.store_wait(0)
+            gl.thread_barrier()  # the tile before this one has left its places
         if RESIDUAL:  # noqa: SIM102 (known when this is compiled)
             if last == blocks:
                 for half in gl.static_range(RESULTS):
                     at = RESULTS * NUMBER + half
-                    ask(out_desc, out_tiles.index(at), loaded.index(at), m * ROWS, first_n + half * 128)
+                    ask(out, out_tiles.index(at), loaded.index(at), m * ROWS, first_n + half * 128)
         for block in range(first, last, TURN):
             for j in gl.static_range(TURN):
                 is_end = block + j + 1 == last
@@ -214,13 +234,17 @@ def _consume(
                 )  # fmt: skip
                 results = (results[0] * results[1] * sigmoid,)
             for half in gl.static_range(RESULTS):
-                at = RESULTS * NUMBER + half
-                hand_over(
-                    results[half], out_desc, out_tiles.index(at), loaded.index(at), turn, m * ROWS,
-                    first_n + half * 128, RESIDUAL,
-                )  # fmt: skip
+                if WIDE:
+                    _store(results[half], out, out_stride, m * ROWS, first_n + half * 128, M, N)
+                else:
+                    at = RESULTS * NUMBER + half
+                    hand_over(
+                        results[half], out, out_tiles.index(at), loaded.index(at), turn, m * ROWS,
+                        first_n + half * 128, RESIDUAL,
+                    )  # fmt: skip
             turn ^= 1
-    tma.store_wait(0)
+    if not WIDE:
+        tma.store_wait(0)
 
 
 @gluon.jit
@@ -276,15 +300,19 @@ def _produce(
                 parity ^= 1
 
 
-@gluon.jit(do_not_specialize=["M", "N", "waves", "each", "blocks", "groups", "tail"])
+@gluon.jit(
+    do_not_specialize=["M", "N", "out_stride", "waves", "each", "blocks", "groups", "tail"],
+    do_not_specialize_on_alignment=["out"],
+)
 def _code_gemm_kernel(
-    x_desc, w_desc, out_desc, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr, partial_ptr, counter_ptr,
-    M, N, waves, each, blocks, groups, tail,
+    x_desc, w_desc, out, scale_ptr, zero_ptr, outer_ptr, table_ptr, bias_ptr, partial_ptr, counter_ptr,
+    M, N, out_stride, waves, each, blocks, groups, tail,
     TAIL: gl.constexpr, STAGES: gl.constexpr, KIND: gl.constexpr, GROUP: gl.constexpr, ZERO: gl.constexpr,
-    OUTER: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, RESIDUAL: gl.constexpr, HALVES: gl.constexpr,
-    TURN: gl.constexpr, GROUP_M: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr,
+    OUTER: gl.constexpr, BIAS: gl.constexpr, GATED: gl.constexpr, RESIDUAL: gl.constexpr, WIDE: gl.constexpr,
+    HALVES: gl.constexpr, TURN: gl.constexpr, GROUP_M: gl.constexpr, LOG2_E: gl.constexpr, PDL: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
+    """out: a descriptor, or of WIDE results a pointer, float32, to rows that lie `out_stride` apart."""
     ROWS: gl.constexpr = x_desc.block_type.shape[0]
     RESULTS: gl.constexpr = 1 if GATED else HALVES
     TIMES: gl.constexpr = 2 if is_bytes(KIND) else 1
@@ -300,7 +328,10 @@ def _code_gemm_kernel(
     w_tiles = gl.allocate_shared_memory(
         w_desc.dtype, [2 * HALVES * TIMES * STAGES, 64, w_desc.block_type.shape[1]], w_desc.layout
     )
-    out_tiles = gl.allocate_shared_memory(x_desc.dtype, [2 * RESULTS, ROWS, 64], out_desc.layout)
+    if WIDE:
+        out_tiles = x_tiles  # not used
+    else:
+        out_tiles = gl.allocate_shared_memory(x_desc.dtype, [2 * RESULTS, ROWS, 64], out.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     loaded = gl.allocate_shared_memory(gl.int64, [2 * RESULTS, 1], mbarrier.MBarrierLayout())
@@ -317,16 +348,16 @@ def _code_gemm_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                out_desc, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr, table_ptr,
-                bias_ptr, partial_ptr, counter_ptr, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin, end, each,
-                blocks, groups, tail, TAIL, KIND, GROUP, ZERO, OUTER, BIAS, GATED, RESIDUAL, HALVES, TURN, GROUP_M,
-                LOG2_E, PDL, FIRST,
+                out, out_stride, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr,
+                table_ptr, bias_ptr, partial_ptr, counter_ptr, M, N, tiles_m, tiles_n, whole_tiles, parts, segments,
+                begin, end, each, blocks, groups, tail, TAIL, KIND, GROUP, ZERO, OUTER, BIAS, GATED, RESIDUAL, WIDE,
+                HALVES, TURN, GROUP_M, LOG2_E, PDL, FIRST,
             )),
             (_consume, (
-                out_desc, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr, table_ptr,
-                bias_ptr, partial_ptr, counter_ptr, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin, end, each,
-                blocks, groups, tail, TAIL, KIND, GROUP, ZERO, OUTER, BIAS, GATED, RESIDUAL, HALVES, TURN, GROUP_M,
-                LOG2_E, PDL, SECOND,
+                out, out_stride, x_tiles, w_tiles, out_tiles, full, empty, loaded, scale_ptr, zero_ptr, outer_ptr,
+                table_ptr, bias_ptr, partial_ptr, counter_ptr, M, N, tiles_m, tiles_n, whole_tiles, parts, segments,
+                begin, end, each, blocks, groups, tail, TAIL, KIND, GROUP, ZERO, OUTER, BIAS, GATED, RESIDUAL, WIDE,
+                HALVES, TURN, GROUP_M, LOG2_E, PDL, SECOND,
             )),
             (_produce, (
                 x_desc, w_desc, x_tiles, w_tiles, full, empty, N, tiles_m, tiles_n, whole_tiles, parts, segments, begin,
@@ -344,19 +375,21 @@ def _is_plain(x: torch.Tensor, weight: Codes) -> bool:
     return plain and x.dtype == torch.bfloat16
 
 
-def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None) -> bool:
+def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None, *, wide: bool = False) -> bool:
     """Whether `linear` takes these, x [m, k], and results for `out` if that is given: the copy engine can read x and
     the codes, and read and write results; a matrix instruction's columns, or a word's, have one scale; each shared tile
-    has a counter; and nothing else is known to be faster."""
+    has a counter; and nothing else is known to be faster. wide: results are float32."""
     (m, k), n = x.shape, len(weight.codes) // (2 if gated else 1)
     plain = _is_plain(x, weight)
     most = most_rows(weight.kind, weight.group, plain=plain)
     if m < FEWEST_ROWS or (most is not None and m > most) or (gated and out is not None):
         return False
+    moving = [(x, x.stride(0)), (weight.codes, weight.codes.stride(0))]
+    if not wide:
+        moving.append((x, n) if out is None else (out, out.stride(0)))
     whole = weight.group >= (32 if weight.kind in NIBBLES else 16) and tail_of(weight) < 3
     moved = x.stride(1) == 1 and all(
-        row * one.element_size() % 16 == 0 and one.data_ptr() % 16 == 0
-        for one, row in ((x, x.stride(0)), (weight.codes, weight.codes.stride(0)), (x if out is None else out, n))
+        row * one.element_size() % 16 == 0 and one.data_ptr() % 16 == 0 for one, row in moving
     )
     processors = num_processors(x.device)
     how = plan(m, n, k, gated=gated, plain=plain, processors=processors)
@@ -367,10 +400,10 @@ def takes(x: torch.Tensor, weight: Codes, gated: bool, out: torch.Tensor | None)
     return whole and moved and counted and pays
 
 
-def stages(how: Plan, *, gated: bool, nibbles: bool) -> int:
-    """Of the ring."""
+def stages(how: Plan, *, gated: bool, nibbles: bool, wide: bool = False) -> int:
+    """Of the ring. wide: results are float32, and have no place there."""
     stage = how.rows * BLOCK * 2 + how.halves * LINES * (HALF if nibbles else BLOCK)
-    results = how.rows * LINES * 2 * (1 if gated else how.halves)
+    results = 0 if wide else how.rows * LINES * 2 * (1 if gated else how.halves)
     return min(min(RING_BYTES, SHARED_BYTES - results) // stage, MOST_STAGES)
 
 
@@ -391,10 +424,10 @@ def linear(
     how: Plan | None = None,
 ) -> torch.Tensor:
     """x [m, k] that it `takes` → out [m, n], of x's dtype; with `residual` the result is added to what stands there.
-    gated: the weight's lines are gates and then ups, the result silu(gate) · up."""
+    gated: the weight's lines are gates and then ups, the result silu(gate) · up. With neither, out may be float32."""
     (m, k), n = x.shape, out.shape[1]
     if m > 64:  # another number of rows may want other tiles, and nothing is to be compiled in mid-service
-        of = (x, by_two(weight), weight.zero, weight.outer, bias)
+        of = (x, by_two(weight), weight.zero, weight.outer, bias, out)
         types = tuple(None if y is None else y.dtype for y in of)
         built = (x.device, weight.kind, weight.group, tail_of(weight), types, gated, residual)
         if built not in _built:
@@ -428,16 +461,16 @@ def _launch(
     _, _, zero, outer, table = arguments(weight)
     scale = by_two(weight)
     partial = torch.empty(programs * halves * LINES * rows if work else 1, dtype=torch.float32, device=x.device)
-    pdl = has_pdl(x.device)
+    pdl, wide = has_pdl(x.device), out.dtype == torch.float32
     given = (
         TensorDescriptor.from_tensor(x, [rows, HALF], SWIZZLED), _described(weight),
-        TensorDescriptor.from_tensor(out, [rows, HALF], SWIZZLED), scale, zero, outer, table,
+        out if wide else TensorDescriptor.from_tensor(out, [rows, HALF], SWIZZLED), scale, zero, outer, table,
         x if bias is None else bias, partial, _counters(x.device, torch.cuda.current_stream(x.device).cuda_stream),
-        m, n, waves, each * TURN, blocks, scale.shape[1], k // BLOCK,
+        m, n, out.stride(0), waves, each * TURN, blocks, scale.shape[1], k // BLOCK,
     )  # fmt: skip
     options = {
-        "TAIL": tail_of(weight), "STAGES": stages(how, gated=gated, nibbles=weight.kind in NIBBLES),
-        "KIND": KINDS[weight.kind],
+        "TAIL": tail_of(weight), "STAGES": stages(how, gated=gated, nibbles=weight.kind in NIBBLES, wide=wide),
+        "KIND": KINDS[weight.kind], "WIDE": wide,
         "GROUP": weight.group if weight.scale.shape[1] > 1 else ALL_COLUMNS, "ZERO": weight.zero is not None,
         "OUTER": weight.outer is not None, "BIAS": bias is not None, "GATED": gated, "RESIDUAL": residual,
         "HALVES": halves, "TURN": TURN, "GROUP_M": GROUP_M, "LOG2_E": LOG2_E, "PDL": pdl, "CONSUMER_REGISTERS": 232,
