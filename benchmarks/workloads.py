@@ -559,6 +559,13 @@ def _hybrid(model: str, tokens: int) -> tuple[float, int, int, int]:
     return weights, full * attention[1], full * attention[2], with_state * state
 
 
+def _head_bytes(model: str) -> int:
+    """Of a model that is quantized while it loads the head has 8 bits, unless it is the embedding."""
+    c = config_of(model)
+    online = quantization_of(model) is not None and "quantization_config" not in c
+    return c["vocab_size"] * c["hidden_size"] * (1 if online and not c["tie_word_embeddings"] else 2)
+
+
 def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     """(weight bytes, KV bytes) one decode step must read: every weight once, the head but not the embedding; of experts
     those that the rows' tokens may be thought to hit. A state is read and written."""
@@ -566,13 +573,13 @@ def decode_bytes(model: str, batch: int, context: int) -> tuple[int, int]:
     of_number = 1 if kv_cache_dtype_of(model) == "fp8" else 2
     if _is_hybrid(model):
         every, kept, _, state = _hybrid(model, batch)
-        head, both = 2 * c["vocab_size"] * c["hidden_size"], 4 if state_dtype_of(model) == "bfloat16" else 8
-        return int(2 * every) + head + both * batch * state, batch * context * of_number * kept
+        both = 4 if state_dtype_of(model) == "bfloat16" else 8
+        return int(2 * every) + _head_bytes(model) + both * batch * state, batch * context * of_number * kept
     layers, (weights, kept, _) = c["num_hidden_layers"], attention_of(model)
     of_experts = BYTES[quantization_of(model)]
     of_attention = BYTES[None] if "quantization_config" in c else of_experts
     layer = of_attention * weights + of_experts * int(feed_forward(model, batch))
-    moved = int(layers * layer) + 2 * c["vocab_size"] * c["hidden_size"]
+    moved = int(layers * layer) + _head_bytes(model)
     windowed = c.get("layer_types", []).count("sliding_attention")
     tokens = (layers - windowed) * context + windowed * min(context, c.get("sliding_window") or context)
     return moved, batch * of_number * kept * tokens

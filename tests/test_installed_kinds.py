@@ -51,8 +51,8 @@ class Grammars(LLGuidance):
 MUSCLE = """
 from my_note import note
 from quire import LogitsProcessor
-from quire.quantization.base import FORMATS
-from quire.quantization.fp8 import Fp8Channel, OnlineFp8
+from quire.quantization.fp8 import Fp8Channel
+from quire.quantization.methods.fp8 import Fp8
 from quire.worker.drafters import NgramDrafter
 
 class Format(Fp8Channel):
@@ -60,11 +60,12 @@ class Format(Fp8Channel):
         note("format")
         return super().tensors(*args)
 
-class Method(OnlineFp8):
+class Method(Fp8):
+    format_name = "my_format"
+
     def __init__(self):
         note("method")
         super().__init__()
-        self._format = FORMATS.get("my_format")()
 
 class Drafter(NgramDrafter):
     def __init__(self, setup):

@@ -35,6 +35,7 @@ from quire.quantization.base import (
     Source,
     Spec,
     Tensors,
+    plain_source,
     scale_exactly,
     unpacked,
 )
@@ -254,6 +255,14 @@ class Linear(nn.Module):
     def set_dense(self, dense: torch.Tensor) -> None:
         """Keep these numbers, [out, in] of this rank, as the format has them."""
         store(self._kept, self._scheme.format.pack(dense))
+
+    def as_kept(self, dense: torch.Tensor) -> torch.Tensor:
+        """dense [out, in], this rank's of what a checkpoint may have in floating point, in the layer's dtype → what it
+        stands for once it is kept; itself if that is no other, or checkpoints have something else."""
+        scheme = self._scheme
+        if scheme.pack is None or scheme.sources != (plain_source(self.dtype),):
+            return dense
+        return scheme.format.matrix(scheme.pack({"weight": dense}), None).dense(self.dtype)
 
     def scale_rows(self, powers: torch.Tensor) -> None:
         """Multiply each of this rank's outputs by a power of two, float32 [rows]. Raises ConfigError if it cannot."""

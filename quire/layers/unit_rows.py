@@ -10,11 +10,11 @@ from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
 from quire.foundation.errors import ConfigError
 from quire.layers.linear import Linear
-from quire.quantization.base import QuantizationMethod, Tensors
+from quire.quantization.base import QuantizationMethod, Tensors, plain_source
 
 
 class UnitRows(Linear):
-    """Checkpoints have the rows as they were trained; they are divided while they are loaded."""
+    """Checkpoints have the rows as they were trained; they are divided while they are loaded, then packed."""
 
     def allocate(
         self,
@@ -25,9 +25,10 @@ class UnitRows(Linear):
     ) -> None:
         """See `Linear`. Raises ConfigError for a matrix that is stored in another way than plainly."""
         super().allocate(method, modules, topology, group)
-        if self._scheme.pack is not None or [source.name for source in self._scheme.sources] != ["weight"]:
+        pack = self._scheme.pack
+        if self._scheme.sources != (plain_source(self.dtype),):
             raise ConfigError(f"{modules[0]} is quantized, which is not supported where its rows are normed", "model")
-        self._scheme = replace(self._scheme, pack=_divided)
+        self._scheme = replace(self._scheme, pack=_divided if pack is None else lambda read: pack(_divided(read)))
 
 
 def _divided(read: Tensors) -> Tensors:

@@ -389,9 +389,14 @@ def scale_exactly(tensor: torch.Tensor, powers: torch.Tensor) -> None:
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
+def plain_source(dtype: torch.dtype) -> Source:
+    """What checkpoints that are not quantized have of a matrix, read into `dtype`."""
+    return Source("weight", (OUTPUTS, INPUTS), FLOATS, dtype)
+
+
 def plain_scheme(dtype: torch.dtype) -> Scheme:
     """For a matrix that is kept as checkpoints have it, in `dtype`."""
-    return Scheme(FORMATS.get("plain")(), (Source("weight", (OUTPUTS, INPUTS), FLOATS, dtype),))
+    return Scheme(FORMATS.get("plain")(), (plain_source(dtype),))
 
 
 def unpacked(scheme: Scheme, dtype: torch.dtype) -> Scheme:

@@ -1,8 +1,7 @@
 """FP8: 8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa; Micikevicius et al., 2022), with a scale an output.
 
-`OnlineFp8` makes them of plain checkpoints while these are loaded. Few rows are multiplied as they are by the widened
-weight, which is exact but for the weight and is bound by memory all the same; many rows are rounded to FP8 too, with a
-scale a token, for the matrix units that take both.
+Few rows are multiplied as they are by the widened weight, which is exact but for the weight and is bound by memory all
+the same; many rows are rounded to FP8 too, with a scale a token, for the matrix units that take both.
 """
 
 from __future__ import annotations
@@ -14,22 +13,13 @@ from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.fp8_linear import E4M3
 from quire.quantization.base import (
     ALL_ROWS,
-    FLOATS,
-    FORMATS,
-    INPUTS,
-    OUTPUTS,
     ExpertMatrices,
     Matrix,
-    MatrixInfo,
     Norm,
-    QuantizationMethod,
     Rows,
-    Scheme,
-    Source,
     Spec,
     Tensors,
     WeightFormat,
-    plain_scheme,
     scale_exactly,
 )
 from quire.quantization.experts import StackedExperts
@@ -100,19 +90,3 @@ class Fp8Channel(WeightFormat):
         if device_on_cuda(device):
             return None if fp8_linear.has_matrix_units(device) else f"{_NEEDS} of compute capability 8.9 or more"
         return f"{_NEEDS}: {device.type} does not know them" if device.type in _WITHOUT else None
-
-
-class OnlineFp8(QuantizationMethod):
-    """Every matrix of a plain checkpoint but the head."""
-
-    def __init__(self) -> None:
-        self._format: WeightFormat = FORMATS.get("fp8")()
-
-    def scheme(self, info: MatrixInfo) -> Scheme:
-        if info.role == "vocabulary":
-            return plain_scheme(info.dtype)
-        source = Source("weight", (OUTPUTS, INPUTS), FLOATS, info.dtype)
-        return Scheme(self._format, (source,), lambda read: self._format.pack(read["weight"]))
-
-    def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:
-        return self._format.refuses(device, dtype)

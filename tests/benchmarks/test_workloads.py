@@ -59,6 +59,21 @@ def test_floors_count_every_byte_and_operation() -> None:
     assert 30e9 < weights < 33e9  # nearly all experts are hit
 
 
+def test_floors_of_heads() -> None:
+    """Quantized while they load they have 8 bits, unless they are the embedding."""
+
+    def of(model: str) -> int:
+        moved: int = workloads.decode_bytes(model, 1, 1)[0]
+        return moved
+
+    layers = {"llama-3.1-8b": 6_979_321_856, "qwen3-0.6b": 440_401_920}
+    heads = {"llama-3.1-8b": 128_256 * 4096, "qwen3-0.6b": 151_936 * 1024}
+    assert {model: of(f"{model}+fp8") for model in layers} == {
+        "llama-3.1-8b": layers["llama-3.1-8b"] + heads["llama-3.1-8b"],
+        "qwen3-0.6b": layers["qwen3-0.6b"] + 2 * heads["qwen3-0.6b"],
+    }
+
+
 def test_a_published_format_leaves_attention_as_it_is() -> None:
     """gpt-oss in MXFP4 has its experts in codes alone; its bytes say so."""
     model = "gpt-oss-20b+mxfp4"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from quire import LLM, BeamSearchParams, LoRARequest, SamplingParams
 from quire.foundation.errors import InputError
@@ -120,6 +121,23 @@ def test_over_weights_of_8_bits(base: Path, requests: list[LoRARequest | None]) 
         plain, *adapted = answers(llm, requests)
         assert answers(llm, [None] * 4)[0] == plain
         assert all(ids != plain for ids in adapted)
+
+
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_a_head_that_comes_with_its_adapter(base: Path, quantization: str | None, tmp_path: Path) -> None:
+    """It must be the model's own, as that keeps it."""
+    made = torch.Generator().manual_seed(4)
+    own = load_file(base / "model.safetensors")["lm_head.weight"]
+    pair = {"lm_head.lora_A": torch.randn(2, 48, generator=made), "lm_head.lora_B": torch.randn(97, 2, generator=made)}
+    folders = [
+        write(tmp_path / name, {**pair, "lm_head.base_layer": head}, target_modules=["lm_head"])
+        for name, head in {"own": own, "other": own.flip(0)}.items()
+    ]
+    own_request, other = (LoRARequest(str(i), 1 + i, str(folder)) for i, folder in enumerate(folders))
+    with LLM(str(base), **OPTIONS, quantization=quantization) as llm:
+        assert len({tuple(ids) for ids in answers(llm, [None, own_request] * 2)[:2]}) == 2
+        with pytest.raises(InputError, match="lm_head comes with a base layer that is not this model's"):
+            answers(llm, [None, other] * 2)
 
 
 def test_a_search_with_an_adapter(base: Path, requests: list[LoRARequest | None]) -> None:

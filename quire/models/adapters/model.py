@@ -352,9 +352,12 @@ class AdaptedModel:
 
 
 def _is_same(linear: Linear, whole: torch.Tensor, own: torch.Tensor) -> bool:
-    """Whether this rank's part of it is what the layer has."""
-    shape = (linear.out_features, linear.in_features)[: whole.dim()]
-    return whole.shape == shape and torch.equal(linear.cut(whole).to(own), own)
+    """Whether this rank's part of it, as it is kept here, is what the layer has."""
+    if whole.shape != (linear.out_features, linear.in_features)[: whole.dim()]:
+        return False
+    lines = sum(share.end - share.begin for share in linear.shares)  # the last rank has room for more
+    part = linear.cut(whole)[:lines].to(own)
+    return torch.equal(linear.as_kept(part) if part.dim() > 1 else part, own[:lines])
 
 
 def _of_experts(

@@ -9,12 +9,14 @@ from typing import Any
 from quire.foundation.errors import ConfigError
 from quire.foundation.json_file import shown
 from quire.quantization.base import MatrixInfo, QuantizationMethod, Scheme, plain_scheme
-from quire.quantization.fp8 import OnlineFp8
 from quire.quantization.methods import floats
 from quire.quantization.methods.modules import OPTION, is_part, names_of, of_all, one_of, refuse_unknown
+from quire.quantization.methods.online import Online
 
 
-class Fp8(OnlineFp8):
+class Fp8(Online):
+    format_name = "fp8"
+
     @classmethod
     def of_checkpoint(cls, config: Mapping[str, Any]) -> QuantizationMethod:
         return Fp8Checkpoint(config)

@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import torch
 
-from quire.quantization.base import (
-    FLOATS,
-    FORMATS,
-    INPUTS,
-    OUTPUTS,
-    MatrixInfo,
-    QuantizationMethod,
-    Scheme,
-    Source,
-    WeightFormat,
-    plain_scheme,
-)
+from quire.quantization.base import FORMATS, MatrixInfo, QuantizationMethod, Scheme, WeightFormat, plain_source
 
 
 class Online(QuantizationMethod):
-    """Every matrix but the head in one format."""
+    """Every matrix in one format, but the head: that has integers of 8 bits with a scale an output, whatever the
+    others have. It is a large part of what a step of few rows reads, and nothing comes behind it that its error could
+    spread to."""
 
     format_name: str
 
     def __init__(self) -> None:
         self._format: WeightFormat = FORMATS.get(self.format_name)()
+        self._of_head: WeightFormat = FORMATS.get("int8")()
 
     def scheme(self, info: MatrixInfo) -> Scheme:
-        if info.role == "vocabulary":
-            return plain_scheme(info.dtype)
-        source = Source("weight", (OUTPUTS, INPUTS), FLOATS, info.dtype)
-        return Scheme(self._format, (source,), lambda read: self._format.pack(read["weight"]))
+        form = self._of_head if info.role == "vocabulary" else self._format
+        return Scheme(form, (plain_source(info.dtype),), lambda read: form.pack(read["weight"]))
 
     def refuses(self, device: torch.device, dtype: torch.dtype) -> str | None:
         return self._format.refuses(device, dtype)
