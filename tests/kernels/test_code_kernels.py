@@ -99,6 +99,61 @@ def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) ->
 
 
 @TESTED
+@pytest.mark.parametrize("more", [
+    {"GATED": True, "NORM": True}, {"GATED": True, "NORM": True, "ZERO": True, "BIAS": True, "OUTER": True},
+    {"K": 14336, "RESIDUAL": True, "columns": 2048, "warps": 16}, {"K": 28672, "RESIDUAL": True},
+    {"K": 3584, "NORM": True, "COPIED": False, "scale_ptr": "*fp32", "columns": 2048, "warps": 16},
+    {"K": 2560, "NORM": True, "COPIED": False, "ZERO": True, "zero_ptr": "*fp16", "BIAS": True},
+], ids=str)  # fmt: skip
+def test_a_row_of_bytes_assembles_well(more: dict[str, Any], tmp_path: Path) -> None:
+    """Products are of bytes, and what they take moves between no threads but for x, once."""
+    from quire.kernels.gemm.triton import code_ring_sm90 as ring
+
+    columns, warps = more.get("columns", 1024), more.get("warps", 8)
+    types = {
+        "x_ptr": "*bf16", "w_desc": f"tensordesc<i32[2, 8, {columns // 8}],{ring.WORDS_IN_SHARED!r}>",
+        "scale_desc": f"tensordesc<bf16[2, 8, {columns // 128}],{ring.SCALES_IN_SHARED!r}>", "scale_ptr": "*bf16",
+        "zero_ptr": "*u8", "outer_ptr": "*fp32", "bias_ptr": "*bf16", "gain_ptr": "*bf16", "out_ptr": "*bf16",
+        "N": "i32", "blocks": "i32", "units": "i32", "eps": "fp32",
+    } | {name: value for name, value in more.items() if name.endswith("_ptr")}  # fmt: skip
+    constants = {
+        "K": 4096, "COLUMNS": columns, "STAGES": 3, "COPIED": True, "ZERO": False, "OUTER": False, "NORM": False,
+        "GATED": False, "BIAS": False, "RESIDUAL": False, "PDL": True, **ring.OPTIONS,
+    } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
+    if not constants["COPIED"]:
+        types["scale_desc"] = types["scale_ptr"]
+    aligned = [name for name in types if name.endswith("_ptr")]
+    code = assert_assembles_well(
+        ring._code_ring_kernel, types, constants, aligned, tmp_path, num_warps=warps, maxnreg=64
+    )  # fmt: skip
+    products = [line for line in code.splitlines() if "mma.sync" in line]
+    assert len(products) == 4 * columns // (128 * warps)
+    assert all("m16n8k32" in line and ".s32.s8.s8.s32" in line for line in products)
+
+
+@TESTED
+def test_which_codes_are_multiplied_as_bytes() -> None:
+    from quire.kernels.gemm.triton.code_ring_sm90 import Plan, plan, takes
+
+    def taken(n: int, k: int, *, rows: int = 1, gated: bool = False, residual: bool = False, **more: Any) -> bool:
+        numbers, scale = torch.empty(n, k // 2, dtype=torch.uint8), torch.empty(n, k // 128, dtype=torch.bfloat16)
+        weight = Codes("int4", 128, numbers, scale)._replace(**more)
+        return takes(torch.empty(rows, k, dtype=torch.bfloat16), weight, gated, residual)
+
+    assert [taken(6144, 4096, rows=rows) for rows in (1, 2)] == [True, False]
+    assert taken(28672, 4096, gated=True)
+    assert taken(6144, 4096, zero=torch.empty(6144, 32, dtype=torch.uint8))
+    assert [taken(n, k, residual=True) for n, k in ((4096, 4096), (4096, 14336), (8192, 8192))] == [False, True, True]
+    assert not taken(2048, 2048)  # too little
+    assert not taken(6148, 4096)
+    assert not taken(6144, 4160)
+    for more in ({"kind": "nf4"}, {"group": 64}, {"scale": torch.empty(6144, 32, dtype=torch.uint8)}):
+        assert not taken(6144, 4096, **more)
+    assert [plan(k, gated=True) for k in (4096, 8192)] == [Plan(1024, 3, 2, 8), Plan(2048, 3, 1, 16)]
+    assert [plan(k, gated=False).columns for k in (2560, 3584, 4096)] == [1024, 2048, 2048]
+
+
+@TESTED
 def test_which_codes_have_tiles_with_gates() -> None:
     """A rule of rows and blocks, of an H200's processors."""
     from quire.kernels.gemm.triton.code_gemm_sm90 import takes
@@ -177,6 +232,46 @@ class TestOnDevice:
         residual = start.clone()
         grouped_linear.linear(x, weight, residual=residual)
         assert_near(residual, linear_reference(x, wide, residual=start), x.dtype)
+
+    @pytest.mark.parametrize(("n", "k"), [(40, 2048), (1008, 2176), (272, 11008), (2112, 4096), (4096, 14336)])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @pytest.mark.parametrize(("zero", "scale"), [
+        (None, None), (None, torch.float32), (torch.uint8, None), (torch.float16, None), (torch.float32, torch.float32),
+    ])  # fmt: skip
+    def test_a_row_of_bytes(
+        self, zero: torch.dtype | None, scale: torch.dtype | None, dtype: torch.dtype, n: int, k: int
+    ) -> None:
+        """Closer than activations' type: what rounds x is 2^-16 of a block's largest. Lines that are no whole unit,
+        steps that are no whole row, one number that is far from the others; twice, as the ring is used again."""
+        from quire.kernels.gemm.triton import code_ring_sm90 as ring
+
+        weight, x, bias, start = self.made("int4", 128, zero, n, k, 1, dtype, scale)
+        weight = weight._replace(outer=torch.rand(n, device="cuda") + 0.5)
+        x[0, 5], gain = 300.0, torch.randn(k, device="cuda").to(dtype)
+        wide = codes.widened(weight, torch.float64)
+        rows = x.double() * (x.double().square().mean() + 1e-5).rsqrt() * gain.double()
+        added = start.double() + x.double() @ wide.T
+        plain, (gates, ups) = rows @ wide.T + bias.double(), (rows @ wide.T).chunk(2, dim=1)
+        wanted = {"plain": plain, "gated": torch.nn.functional.silu(gates) * ups, "added": added}
+        for how in (ring.Plan(1024, 3, 2, 8), ring.Plan(2048, 3, 1, 16)) * 2:
+            found = {
+                "plain": ring.linear(x, weight, bias, (gain, 1e-5), False, False, start.float(), how),
+                "gated": ring.linear(x, weight, None, (gain, 1e-5), True, False, start[:, : n // 2].float(), how),
+                "added": ring.linear(x, weight, None, None, False, True, start.float(), how),
+            }
+            for name, y in found.items():
+                off = (y.double() - wanted[name]).abs().max() / wanted[name].abs().max()
+                assert off < 5e-4, (name, how)
+
+    @pytest.mark.parametrize("number", [torch.nan, torch.inf])
+    def test_a_row_of_bytes_hides_no_number_that_is_none(self, number: float) -> None:
+        from quire.kernels.gemm.triton import code_ring_sm90 as ring
+
+        weight, x, _, start = self.made("int4", 128, None, 64, 4096, 1)
+        nothing = ring.linear(torch.zeros_like(x), weight, None, None, False, False, torch.empty_like(start))
+        assert not nothing.any()
+        x[0, 100] = number
+        assert not ring.linear(x, weight, None, None, False, False, torch.empty_like(start)).isfinite().any()
 
     @pytest.mark.parametrize("rows", [9, 16, 17, 32, 33, 64, 100, 256, 300, 700])
     @pytest.mark.parametrize(("n", "k"), [(48, 128), (1008, 640), (272, 11008), (9008, 2176), (6144, 4096)])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("tests/kernels", "tests/sampling", "tests/worker/test_step_kernels.py", "tests/attention")
 # What the interpreter does not know: Gluon, and kernels that stand beside one in Gluon.
 NOT_INTERPRETED = {
-    "_register_kernel", "_code_rows_kernel", "_gated_sm90_kernel", "_fp8_ring_kernel",
+    "_register_kernel", "_code_rows_kernel", "_gated_sm90_kernel", "_fp8_ring_kernel", "_code_ring_kernel",
     "_qkv_sm90_kernel", "_prefill_sm90_kernel", "_shrink_registers_kernel", "_expand_registers_kernel",
     "_expand_ring_kernel", "_latent_prompt_sm90_kernel", "_latent_sm90_kernel", "_code_gemm_kernel",
     "_code_direct_kernel",

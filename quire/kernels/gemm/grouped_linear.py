@@ -107,9 +107,12 @@ def _few_rows(
     adds: bool,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    from quire.kernels.gemm.triton import code_rows
+    from quire.kernels.gemm.triton import code_ring_sm90, code_rows
+    from quire.kernels.triton.launch import has_gluon_sm90
 
-    y: torch.Tensor = code_rows.linear(x, weight, bias, norm, gated, adds, out)
+    in_bytes = has_gluon_sm90(x.device) and code_ring_sm90.takes(x, weight, gated, adds)
+    product = code_ring_sm90.linear if in_bytes else code_rows.linear
+    y: torch.Tensor = product(x, weight, bias, norm, gated, adds, out)
     return y
 
 
