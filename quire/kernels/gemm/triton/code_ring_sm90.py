@@ -459,7 +459,7 @@ def plan(k: int, *, gated: bool) -> Plan:
     better: one computes while the other waits."""
     if (gated and k < 8192) or 5 * (-k % 2048) > k:  # or too much would be computed for nothing
         return Plan(1024, 3, 2, 8)
-    return Plan(2048, 3, 1, 16)
+    return Plan(2048, 6 if 8192 < k <= 20480 else 3, 1, 16)  # what comes before a long one leaves memory idle
 
 
 def linear(
