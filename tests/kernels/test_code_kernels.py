@@ -234,12 +234,13 @@ class TestOnDevice:
         assert_near(residual, linear_reference(x, wide, residual=start), x.dtype)
 
     @pytest.mark.parametrize(("n", "k"), [(40, 2048), (1008, 2176), (272, 11008), (2112, 4096), (4096, 14336)])
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-    @pytest.mark.parametrize(("zero", "scale"), [
-        (None, None), (None, torch.float32), (torch.uint8, None), (torch.float16, None), (torch.float32, torch.float32),
-    ])  # fmt: skip
+    @pytest.mark.parametrize(("dtype", "zero", "scale"), [
+        (torch.bfloat16, None, None), (torch.float16, None, None), (torch.bfloat16, None, torch.float32),
+        (torch.bfloat16, torch.uint8, None), (torch.float16, torch.float16, None),
+        (torch.bfloat16, torch.float32, torch.float32),
+    ], ids=str)  # fmt: skip
     def test_a_row_of_bytes(
-        self, zero: torch.dtype | None, scale: torch.dtype | None, dtype: torch.dtype, n: int, k: int
+        self, dtype: torch.dtype, zero: torch.dtype | None, scale: torch.dtype | None, n: int, k: int
     ) -> None:
         """Closer than activations' type: what rounds x is 2^-16 of a block's largest. Lines that are no whole unit,
         steps that are no whole row, one number that is far from the others; twice, as the ring is used again."""
