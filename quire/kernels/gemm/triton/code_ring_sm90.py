@@ -29,7 +29,7 @@ from quire.kernels.triton.launch import has_pdl, num_processors
 
 WORDS_IN_SHARED = gl.NVMMASharedLayout(128, 32, 3)
 SCALES_IN_SHARED = gl.NVMMASharedLayout(0, 16, 3)
-SCALES = (torch.bfloat16, torch.float16, torch.float32)
+SCALES = (torch.bfloat16, torch.float16)
 MOST_COLUMNS = 32768  # of x that is kept, two bytes each
 OPTIONS = {"PRODUCER_REGISTERS": 24, "FINISHER_REGISTERS": 40}
 
@@ -156,10 +156,9 @@ def _parts(ptr, K, PASSES: gl.constexpr):
 
 
 @gluon.jit
-def _keep_row(xs, gains, kept, factors, sums, squared, NORM: gl.constexpr, ZERO: gl.constexpr):
+def _keep_row(xs, gains, kept, factors, squared, NORM: gl.constexpr):
     """The row times the norm's gains to `kept` [passes, by 32 columns, 2 · 32], upper and lower bytes; to `factors`
-    [passes, blocks, 1] what 16 times them is to be multiplied by, to `sums` their sums; to `squared` [warps] sums of
-    squares."""
+    [passes, blocks, 1] what 16 times them is to be multiplied by; to `squared` [warps] sums of squares."""
     W: gl.constexpr = gl.num_warps()
     PASSES: gl.constexpr = kept.shape[0]
     LARGEST: gl.constexpr = 32639.0  # of two bytes with signs
@@ -177,10 +176,7 @@ def _keep_row(xs, gains, kept, factors, sums, squared, NORM: gl.constexpr, ZERO:
         largest = gl.maximum(largest, 0x0D800000).to(gl.float32, bitcast=True)  # 2^-100
         factors.index(i).store((largest * (1 / (16 * LARGEST)))[:, None])
         whole = blocks * (LARGEST / largest)[:, None] + ROUND
-        digits = whole.to(gl.int32, bitcast=True) + LESS
-        if ZERO:
-            sums.index(i).store(gl.sum(digits - 0x8080, axis=1).to(gl.float32)[:, None])
-        digits = digits ^ 0x8080  # each a byte with a sign
+        digits = (whole.to(gl.int32, bitcast=True) + LESS) ^ 0x8080  # each a byte with a sign
         y = gl.join((digits >> 8).to(gl.int8), digits.to(gl.int8))
         # Column 32 a + 16 b + 8 c + 2 d + e, of thread d's word a, is byte 2 e + b of codes c: see `codes`.
         y = y.reshape([16 * W, 2, 2, 4, 2, 2]).permute([0, 5, 3, 2, 4, 1])
@@ -190,35 +186,9 @@ def _keep_row(xs, gains, kept, factors, sums, squared, NORM: gl.constexpr, ZERO:
 
 
 @gluon.jit
-def _of_step(
-    ptr, count, group, groups, N, blocks, STEPS: gl.constexpr, TIMES: gl.constexpr, GATED: gl.constexpr,
-    SUMS: gl.constexpr,
-):  # fmt: skip
-    """Scales, or zeros, of a program's step number `count`: of each of its blocks those of a unit's lines [warps, 16];
-    0 behind a line's `blocks`."""
-    W: gl.constexpr = gl.num_warps()
-    line = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, SUMS)))[None, :]
-    block = count % STEPS * (TIMES * W) + gl.arange(0, W, gl.SliceLayout(1, gl.SliceLayout(2, SUMS)))[:, None]
-    unit = group + count // STEPS * groups
-    if GATED:
-        n = unit * 8 + line % 8
-        line = n + line // 8 * N
-    else:
-        n = unit * 16 + line
-        line = n
-    y = ()
-    for i in gl.static_range(TIMES):
-        own = block + i * W
-        y += (gl.load(ptr + line * blocks + own, (n < N) & (own < blocks), 0.0),)
-    return y
-
-
-@gluon.jit
 def _consume(
-    x_ptr, scale_ptr, zero_ptr, gain_ptr, ring, scales, kept, factors, block_sums, squared, parts, full, empty, done,
-    taken, N, blocks, group, groups, own,
-    K: gl.constexpr, STEPS: gl.constexpr, COPIED: gl.constexpr, ZERO: gl.constexpr, NORM: gl.constexpr,
-    GATED: gl.constexpr, PDL: gl.constexpr,
+    x_ptr, gain_ptr, ring, scales, kept, factors, squared, parts, full, empty, done, taken, own,
+    K: gl.constexpr, STEPS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     W: gl.constexpr = gl.num_warps()
     STAGES: gl.constexpr = full.shape[0]
@@ -233,45 +203,25 @@ def _consume(
     gains = ()
     if NORM:  # no kernel of a step writes them
         gains = _parts(gain_ptr, K, PASSES)
-    coming = ()
-    later = ()
-    zeros = ()
-    zeros_later = ()
-    if not COPIED:  # they are asked for two steps ahead
-        coming = _of_step(scale_ptr, 0, group, groups, N, blocks, STEPS, TIMES, GATED, SUMS)
-        later = _of_step(scale_ptr, 1, group, groups, N, blocks, STEPS, TIMES, GATED, SUMS)
-    if ZERO:
-        zeros = _of_step(zero_ptr, 0, group, groups, N, blocks, STEPS, TIMES, GATED, SUMS)
-        zeros_later = _of_step(zero_ptr, 1, group, groups, N, blocks, STEPS, TIMES, GATED, SUMS)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    _keep_row(_parts(x_ptr, K, PASSES), gains, kept, factors, block_sums, squared, NORM, ZERO)
+    _keep_row(_parts(x_ptr, K, PASSES), gains, kept, factors, squared, NORM)
     gl.thread_barrier()
     rows = kept._reinterpret(gl.int8, [PASSES * 4, 4 * W, 64], kept.type.layout)
     powers = factors._reinterpret(gl.float32, [PASSES * 4, W, 1], factors.type.layout)
-    row_sums = block_sums._reinterpret(gl.float32, [block_sums.shape[0] * 4, W, 1], factors.type.layout)
     stage = 0
     parity = 0
     for i in range(own):
         acc = gl.zeros([W, 16, 4], gl.float32, SUMS)
         for step in range(STEPS):
-            times = coming
-            less = zeros
-            after = i * STEPS + step + 2
-            if not COPIED:
-                coming = later
-                later = _of_step(scale_ptr, after, group, groups, N, blocks, STEPS, TIMES, GATED, SUMS)
-            if ZERO:
-                zeros = zeros_later
-                zeros_later = _of_step(zero_ptr, after, group, groups, N, blocks, STEPS, TIMES, GATED, SUMS)
             mbarrier.wait(full.index(stage), parity)
             words = ()
+            times = ()
             for j in gl.static_range(TIMES):
                 words += (ring.index(stage).slice(j * 16 * W, 16 * W, 2).load(WORDS),)
-                if COPIED:
-                    scale = scales.index(stage).slice(j * W, W, 2).load(SCALES).reshape([16, W]).permute([1, 0])
-                    times += (gl.convert_layout(scale, gl.SliceLayout(2, SUMS), assert_trivial=True),)
+                scale = scales.index(stage).slice(j * W, W, 2).load(SCALES).reshape([16, W]).permute([1, 0])
+                times += (gl.convert_layout(scale, gl.SliceLayout(2, SUMS), assert_trivial=True),)
             mbarrier.arrive(empty.index(stage), count=1)
             stage += 1
             if stage == STAGES:
@@ -283,9 +233,6 @@ def _consume(
                 product = mma_v2(_operands(words[j], LEFT), _x_operand(rows.index(block), RIGHT), nothing)
                 upper, lower = product.reshape([W, 16, 4, 2]).split()
                 both = gl.convert_layout(upper * 256 + lower, SUMS, assert_trivial=True).to(gl.float32)
-                if ZERO:
-                    own_sums = row_sums.index(block).load(gl.SliceLayout(2, SUMS)) * 16
-                    both -= (own_sums * (less[j].to(gl.float32) - 8))[:, :, None]
                 scale = times[j].to(gl.float32) * powers.index(block).load(gl.SliceLayout(2, SUMS))
                 acc += both * scale[:, :, None]
         mbarrier.wait(taken.index(i % 2), i // 2 % 2 ^ 1)
@@ -296,7 +243,7 @@ def _consume(
 @gluon.jit
 def _produce(
     w_desc, scale_desc, ring, scales, full, empty, group, groups, own,
-    STEPS: gl.constexpr, COPIED: gl.constexpr, GATED: gl.constexpr,
+    STEPS: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """Sends for each step of each unit: twice 8 lines, neighbours, or gates and their ups, and their scales."""
     STAGES: gl.constexpr = full.shape[0]
@@ -308,14 +255,13 @@ def _produce(
         unit = group + i * groups
         for step in range(STEPS):
             mbarrier.wait(empty.index(stage), parity)
-            mbarrier.expect(full.index(stage), 2 * 8 * WIDTH * 4 + (2 * 8 * BLOCKS * 2 if COPIED else 0))
+            mbarrier.expect(full.index(stage), 2 * 8 * WIDTH * 4 + 2 * 8 * BLOCKS * 2)
             first = 0 if GATED else unit * 2
             line = unit * 8 if GATED else 0
             at = [first, line, step * WIDTH]
             tma.async_copy_global_to_shared(w_desc, at, full.index(stage), ring.index(stage))
-            if COPIED:
-                at = [first, line, step * BLOCKS]
-                tma.async_copy_global_to_shared(scale_desc, at, full.index(stage), scales.index(stage))
+            at = [first, line, step * BLOCKS]
+            tma.async_copy_global_to_shared(scale_desc, at, full.index(stage), scales.index(stage))
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -366,29 +312,23 @@ def _finish(
         gl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), there)
 
 
-@gluon.jit(do_not_specialize=["N", "blocks", "units"])
+@gluon.jit(do_not_specialize=["N", "units"])
 def _code_ring_kernel(
-    x_ptr, w_desc, scale_desc, scale_ptr, zero_ptr, outer_ptr, bias_ptr, gain_ptr, out_ptr, N, blocks, units, eps,
-    K: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, COPIED: gl.constexpr, ZERO: gl.constexpr,
-    OUTER: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr,
-    PDL: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr, FINISHER_REGISTERS: gl.constexpr,
+    x_ptr, w_desc, scale_desc, outer_ptr, bias_ptr, gain_ptr, out_ptr, N, units, eps,
+    K: gl.constexpr, STAGES: gl.constexpr, OUTER: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr,
+    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    FINISHER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     W: gl.constexpr = gl.num_warps()
-    WIDTH: gl.constexpr = COLUMNS // 8  # words of a step
+    WIDTH: gl.constexpr = w_desc.block_type.shape[2]  # words of a step
     STEPS: gl.constexpr = (K + 8 * WIDTH - 1) // (8 * WIDTH)
     PASSES: gl.constexpr = (STEPS * WIDTH + 64 * W - 1) // (64 * W)
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 8, [1, 0])  # neither writers nor readers share banks
     DEEP: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ring = gl.allocate_shared_memory(gl.int32, [STAGES, 2, 8, WIDTH], w_desc.layout)
-    if COPIED:
-        scales = gl.allocate_shared_memory(scale_desc.dtype, [STAGES, 2, 8, COLUMNS // 128], scale_desc.layout)
-    else:
-        scales = ring
+    scales = gl.allocate_shared_memory(scale_desc.dtype, [STAGES, 2, 8, WIDTH // 16], scale_desc.layout)
     kept = gl.allocate_shared_memory(gl.int8, [PASSES, 16 * W, 64], ROWS)
     factors = gl.allocate_shared_memory(gl.float32, [PASSES, 4 * W, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    block_sums = gl.allocate_shared_memory(
-        gl.float32, [PASSES if ZERO else 1, 4 * W, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    )
     squared = gl.allocate_shared_memory(gl.float32, [W], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     parts = gl.allocate_shared_memory(gl.float32, [2, W, 16, 4], DEEP)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -407,10 +347,10 @@ def _code_ring_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                x_ptr, scale_ptr, zero_ptr, gain_ptr, ring, scales, kept, factors, block_sums, squared, parts, full,
-                empty, done, taken, N, blocks, group, groups, own, K, STEPS, COPIED, ZERO, NORM, GATED, PDL,
+                x_ptr, gain_ptr, ring, scales, kept, factors, squared, parts, full, empty, done, taken, own,
+                K, STEPS, NORM, PDL,
             )),
-            (_produce, (w_desc, scale_desc, ring, scales, full, empty, group, groups, own, STEPS, COPIED, GATED)),
+            (_produce, (w_desc, scale_desc, ring, scales, full, empty, group, groups, own, STEPS, GATED)),
             (_finish, (
                 outer_ptr, bias_ptr, out_ptr, squared, parts, done, taken, N, eps, group, groups, own, K, NORM, OUTER,
                 GATED, BIAS, RESIDUAL, PDL,
@@ -440,11 +380,11 @@ def _described(rows: torch.Tensor, gated: bool, width: int, layout: gl.NVMMAShar
 
 
 def takes(x: torch.Tensor, weight: Codes, gated: bool, residual: bool) -> bool:
-    """Whether `linear` takes these: integers of 4 bits by blocks, whose words the copy engine can read, for one row
-    that can be kept; and it pays."""
+    """Whether `linear` takes these: integers of 4 bits without zeros by blocks, of which the copy engine can read words
+    and scales, for one row that can be kept; and it pays."""
     lines, columns = len(weight.codes), weight.columns
-    whole = columns % BLOCK == 0 and lines % (16 if gated else 8) == 0 and x.stride(1) == 1
-    alike = weight.kind == "int4" and weight.group == BLOCK and weight.scale.dtype in SCALES
+    whole = columns % (8 * BLOCK) == 0 and lines % (16 if gated else 8) == 0 and x.stride(1) == 1
+    alike = weight.kind == "int4" and weight.group == BLOCK and weight.zero is None and weight.scale.dtype in SCALES
     return len(x) == 1 and alike and whole and columns <= MOST_COLUMNS and _pays(lines, columns, residual)
 
 
@@ -478,15 +418,12 @@ def linear(
     how = how or plan(k, gated=gated)
     gain, eps = norm or (x, 0.0)
     units = triton.cdiv(n, 8 if gated else 16)
-    _, scale, zero, outer, _ = arguments(weight)
+    _, scale, _, outer, _ = arguments(weight)
     pdl = has_pdl(x.device)
     words = _described(weight.codes.view(torch.int32), gated, how.columns // 8, WORDS_IN_SHARED)
-    # Scales come with the words where rows of them lie such that they can.
-    copied = scale.element_size() == 2 and scale.stride(0) % 8 == 0
-    scales = _described(scale, gated, how.columns // BLOCK, SCALES_IN_SHARED) if copied else scale
+    scales = _described(scale, gated, how.columns // BLOCK, SCALES_IN_SHARED)
     _code_ring_kernel[(min(units, how.programs * num_processors(x.device)),)](
-        x, words, scales, scale, zero, outer, x if bias is None else bias, gain, out, n, scale.shape[1], units, eps,
-        K=k, COLUMNS=how.columns, STAGES=how.stages, COPIED=copied, ZERO=weight.zero is not None,
+        x, words, scales, outer, x if bias is None else bias, gain, out, n, units, eps, K=k, STAGES=how.stages,
         OUTER=weight.outer is not None, NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual,
         PDL=pdl, maxnreg=how.registers, num_warps=how.warps, launch_pdl=pdl, **OPTIONS,
     )  # fmt: skip
