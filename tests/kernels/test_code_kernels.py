@@ -254,6 +254,24 @@ class TestOnDevice:
                 off = (y.double() - wanted[name]).abs().max() / wanted[name].abs().max()
                 assert off < 5e-4, (name, how)
 
+    @pytest.mark.parametrize(("n", "k", "gated"), [(4096, 14336, False), (14336, 4096, True), (8192, 8192, False)])
+    def test_a_row_of_bytes_comes_out_alike(self, n: int, k: int, gated: bool) -> None:
+        """Bit for bit, however long memory takes: one behind the other, each let in before the last has ended, and
+        beside a stream that keeps memory busy."""
+        from quire.kernels.gemm.triton import code_ring_sm90 as ring
+
+        weight, x, _, start = self.made("int4", 128, None, 2 * n if gated else n, k, 1)
+        gain = torch.randn(k, device="cuda").to(x.dtype)
+        outs = [torch.full((1, n), torch.nan, device="cuda", dtype=start.dtype) for _ in range(400)]
+        busy, beside = torch.empty(1 << 28, device="cuda", dtype=torch.uint8), torch.cuda.Stream()
+        with torch.cuda.stream(beside):
+            for _ in range(20):
+                busy.add_(1)
+        for out in outs:
+            ring.linear(x, weight, None, (gain, 1e-5), gated, False, out)
+        assert outs[0].isfinite().all()
+        assert all(torch.equal(out, outs[0]) for out in outs)
+
     @pytest.mark.parametrize("number", [torch.nan, torch.inf])
     def test_a_row_of_bytes_hides_no_number_that_is_none(self, number: float) -> None:
         from quire.kernels.gemm.triton import code_ring_sm90 as ring
