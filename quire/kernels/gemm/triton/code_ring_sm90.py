@@ -29,7 +29,7 @@ from quire.kernels.triton.launch import has_pdl, num_processors
 
 WORDS_IN_SHARED = gl.NVMMASharedLayout(128, 32, 3)
 SCALES_IN_SHARED = gl.NVMMASharedLayout(0, 16, 3)
-SCALES = (torch.bfloat16, torch.float16)
+SCALE_TYPES = (torch.bfloat16, torch.float16)
 MOST_COLUMNS = 32768  # of x that is kept, two bytes each
 OPTIONS = {"PRODUCER_REGISTERS": 24, "FINISHER_REGISTERS": 40}
 
@@ -384,7 +384,8 @@ def takes(x: torch.Tensor, weight: Codes, gated: bool, residual: bool) -> bool:
     and scales, for one row that can be kept; and it pays."""
     lines, columns = len(weight.codes), weight.columns
     whole = columns % (8 * BLOCK) == 0 and lines % (16 if gated else 8) == 0 and x.stride(1) == 1
-    alike = weight.kind == "int4" and weight.group == BLOCK and weight.zero is None and weight.scale.dtype in SCALES
+    plain = weight.kind == "int4" and weight.group == BLOCK and weight.zero is None
+    alike = plain and weight.scale.dtype in SCALE_TYPES
     return len(x) == 1 and alike and whole and columns <= MOST_COLUMNS and _pays(lines, columns, residual)
 
 
