@@ -101,17 +101,17 @@ def test_tiles_with_gates_assemble_well(more: dict[str, Any], tmp_path: Path) ->
 @TESTED
 @pytest.mark.parametrize("more", [
     {"GATED": True, "NORM": True}, {"GATED": True, "NORM": True, "BIAS": True, "OUTER": True},
-    {"K": 14336, "RESIDUAL": True, "columns": 2048, "warps": 16}, {"K": 28672, "RESIDUAL": True},
-    {"K": 5120, "NORM": True, "columns": 2048, "warps": 16},
+    {"K": 14336, "RESIDUAL": True, "warps": 16}, {"K": 28672, "RESIDUAL": True},
+    {"K": 5120, "NORM": True, "warps": 16},
 ], ids=str)  # fmt: skip
 def test_a_row_of_bytes_assembles_well(more: dict[str, Any], tmp_path: Path) -> None:
     """Products are of bytes, as many as there are numbers, and nothing is spilled."""
     from quire.kernels.gemm.triton import code_ring_sm90 as ring
 
-    columns, warps = more.get("columns", 1024), more.get("warps", 8)
+    warps = more.get("warps", 8)
     types = {
-        "x_ptr": "*bf16", "w_desc": f"tensordesc<i32[2, 8, {columns // 8}],{ring.WORDS_IN_SHARED!r}>",
-        "scale_desc": f"tensordesc<bf16[2, 8, {columns // 128}],{ring.SCALES_IN_SHARED!r}>", "outer_ptr": "*fp32",
+        "x_ptr": "*bf16", "w_desc": f"tensordesc<i32[2, 8, {16 * warps}],{ring.WORDS_IN_SHARED!r}>",
+        "scale_desc": f"tensordesc<bf16[2, 8, {warps}],{ring.SCALES_IN_SHARED!r}>", "outer_ptr": "*fp32",
         "bias_ptr": "*bf16", "gain_ptr": "*bf16", "out_ptr": "*bf16", "N": "i32", "units": "i32", "eps": "fp32",
     }  # fmt: skip
     constants = {
@@ -120,10 +120,10 @@ def test_a_row_of_bytes_assembles_well(more: dict[str, Any], tmp_path: Path) -> 
     } | {name: value for name, value in more.items() if name.isupper()}  # fmt: skip
     aligned = [name for name in types if name.endswith("_ptr")]
     code = assert_assembles_well(
-        ring._code_ring_kernel, types, constants, aligned, tmp_path, num_warps=warps, maxnreg=64
+        ring._code_ring_kernel, types, constants, aligned, tmp_path, num_warps=warps, maxnreg=ring.REGISTERS
     )  # fmt: skip
     products = [line for line in code.splitlines() if "mma.sync" in line]
-    assert len(products) == 4 * columns // (128 * warps)
+    assert len(products) == 4
     assert all("m16n8k32" in line and ".s32.s8.s8.s32" in line for line in products)
 
 
@@ -145,8 +145,8 @@ def test_which_codes_are_multiplied_as_bytes() -> None:
     zero, scale = torch.empty(6144, 32, dtype=torch.uint8), torch.empty(6144, 32)
     for more in ({"kind": "nf4"}, {"group": 64}, {"zero": zero}, {"scale": scale}):
         assert not taken(6144, 4096, **more)
-    assert [plan(k, gated=True) for k in (4096, 8192)] == [Plan(1024, 3, 2, 8), Plan(2048, 3, 1, 16)]
-    assert [plan(k, gated=False).columns for k in (2560, 3584, 4096)] == [1024, 2048, 2048]
+    assert [plan(k, gated=True) for k in (4096, 8192)] == [Plan(3, 2, 8), Plan(3, 1, 16)]
+    assert [plan(k, gated=False).warps for k in (2560, 3584, 4096)] == [8, 16, 16]
 
 
 @TESTED
@@ -244,7 +244,7 @@ class TestOnDevice:
         added = start.double() + x.double() @ wide.T
         plain, (gates, ups) = rows @ wide.T + bias.double(), (rows @ wide.T).chunk(2, dim=1)
         wanted = {"plain": plain, "gated": torch.nn.functional.silu(gates) * ups, "added": added}
-        for how in (ring.Plan(1024, 3, 2, 8), ring.Plan(2048, 3, 1, 16)) * 2:
+        for how in (ring.Plan(3, 2, 8), ring.Plan(3, 1, 16)) * 2:
             found = {
                 "plain": ring.linear(x, weight, bias, (gain, 1e-5), False, False, start.float(), how),
                 "gated": ring.linear(x, weight, None, (gain, 1e-5), True, False, start[:, : n // 2].float(), how),

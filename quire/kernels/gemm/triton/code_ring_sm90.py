@@ -31,6 +31,7 @@ WORDS_IN_SHARED = gl.NVMMASharedLayout(128, 32, 3)
 SCALES_IN_SHARED = gl.NVMMASharedLayout(0, 16, 3)
 SCALE_TYPES = (torch.bfloat16, torch.float16)
 MOST_COLUMNS = 32768  # of x that is kept, two bytes each
+REGISTERS = 64  # of a thread: two programs leave room for others beside them
 OPTIONS = {"PRODUCER_REGISTERS": 24, "FINISHER_REGISTERS": 40}
 
 
@@ -141,17 +142,13 @@ def _x_operand(kept, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _part(ptr, first, K):
-    """Some of a row from column `first` on, [512 warps]."""
-    k = first + gl.arange(0, 512 * gl.num_warps(), _row_layout(gl.num_warps()))
-    return gl.load(ptr + k, k < K, 0.0)
-
-
-@gluon.jit
 def _parts(ptr, K, PASSES: gl.constexpr):
+    """A row, [512 warps] at a time."""
+    W: gl.constexpr = gl.num_warps()
     parts = ()
     for i in gl.static_range(PASSES):
-        parts += (_part(ptr, i * 512 * gl.num_warps(), K),)
+        k = i * 512 * W + gl.arange(0, 512 * W, _row_layout(W))
+        parts += (gl.load(ptr + k, k < K, 0.0),)
     return parts
 
 
@@ -192,7 +189,6 @@ def _consume(
 ):  # fmt: skip
     W: gl.constexpr = gl.num_warps()
     STAGES: gl.constexpr = full.shape[0]
-    TIMES: gl.constexpr = ring.shape[3] // (16 * W)
     MMA: gl.constexpr = _mma(W)
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=4)
     RIGHT: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=4)
@@ -216,25 +212,20 @@ def _consume(
         acc = gl.zeros([W, 16, 4], gl.float32, SUMS)
         for step in range(STEPS):
             mbarrier.wait(full.index(stage), parity)
-            words = ()
-            times = ()
-            for j in gl.static_range(TIMES):
-                words += (ring.index(stage).slice(j * 16 * W, 16 * W, 2).load(WORDS),)
-                scale = scales.index(stage).slice(j * W, W, 2).load(SCALES).reshape([16, W]).permute([1, 0])
-                times += (gl.convert_layout(scale, gl.SliceLayout(2, SUMS), assert_trivial=True),)
+            words = ring.index(stage).load(WORDS)
+            scale = scales.index(stage).load(SCALES).reshape([16, W]).permute([1, 0])
+            scale = gl.convert_layout(scale, gl.SliceLayout(2, SUMS), assert_trivial=True)
             mbarrier.arrive(empty.index(stage), count=1)
             stage += 1
             if stage == STAGES:
                 stage = 0
                 parity ^= 1
-            for j in gl.static_range(TIMES):
-                block = step * TIMES + j
-                nothing = gl.zeros([W, 16, 8], gl.int32, MMA)
-                product = mma_v2(_operands(words[j], LEFT), _x_operand(rows.index(block), RIGHT), nothing)
-                upper, lower = product.reshape([W, 16, 4, 2]).split()
-                both = gl.convert_layout(upper * 256 + lower, SUMS, assert_trivial=True).to(gl.float32)
-                scale = times[j].to(gl.float32) * powers.index(block).load(gl.SliceLayout(2, SUMS))
-                acc += both * scale[:, :, None]
+            nothing = gl.zeros([W, 16, 8], gl.int32, MMA)
+            product = mma_v2(_operands(words, LEFT), _x_operand(rows.index(step), RIGHT), nothing)
+            upper, lower = product.reshape([W, 16, 4, 2]).split()
+            both = gl.convert_layout(upper * 256 + lower, SUMS, assert_trivial=True).to(gl.float32)
+            factor = scale.to(gl.float32) * powers.index(step).load(gl.SliceLayout(2, SUMS))
+            acc += both * factor[:, :, None]
         mbarrier.wait(taken.index(i % 2), i // 2 % 2 ^ 1)
         parts.index(i % 2).store(acc)
         mbarrier.arrive(done.index(i % 2), count=1)
@@ -320,13 +311,13 @@ def _code_ring_kernel(
     FINISHER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     W: gl.constexpr = gl.num_warps()
-    WIDTH: gl.constexpr = w_desc.block_type.shape[2]  # words of a step
+    WIDTH: gl.constexpr = 16 * W  # words of a step: each warp has a block
     STEPS: gl.constexpr = (K + 8 * WIDTH - 1) // (8 * WIDTH)
-    PASSES: gl.constexpr = (STEPS * WIDTH + 64 * W - 1) // (64 * W)
+    PASSES: gl.constexpr = (STEPS + 3) // 4
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 8, [1, 0])  # neither writers nor readers share banks
     DEEP: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ring = gl.allocate_shared_memory(gl.int32, [STAGES, 2, 8, WIDTH], w_desc.layout)
-    scales = gl.allocate_shared_memory(scale_desc.dtype, [STAGES, 2, 8, WIDTH // 16], scale_desc.layout)
+    scales = gl.allocate_shared_memory(scale_desc.dtype, [STAGES, 2, 8, W], scale_desc.layout)
     kept = gl.allocate_shared_memory(gl.int8, [PASSES, 16 * W, 64], ROWS)
     factors = gl.allocate_shared_memory(gl.float32, [PASSES, 4 * W, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     squared = gl.allocate_shared_memory(gl.float32, [W], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -362,14 +353,11 @@ def _code_ring_kernel(
 
 
 class Plan(NamedTuple):
-    """columns: of a step. stages: of the ring. programs: on a processor. warps: that share a step's columns. registers:
-    of a thread."""
+    """stages: of the ring. programs: on a processor. warps: that have 128 columns of a step each."""
 
-    columns: int
     stages: int
     programs: int
     warps: int
-    registers: int = 64
 
 
 def _described(rows: torch.Tensor, gated: bool, width: int, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
@@ -386,7 +374,8 @@ def takes(x: torch.Tensor, weight: Codes, gated: bool, residual: bool) -> bool:
     whole = columns % (8 * BLOCK) == 0 and lines % (16 if gated else 8) == 0 and x.stride(1) == 1
     plain = weight.kind == "int4" and weight.group == BLOCK and weight.zero is None
     alike = plain and weight.scale.dtype in SCALE_TYPES
-    return len(x) == 1 and alike and whole and columns <= MOST_COLUMNS and _pays(lines, columns, residual)
+    moved = weight.codes.data_ptr() % 16 == weight.scale.data_ptr() % 16 == 0
+    return len(x) == 1 and alike and whole and moved and columns <= MOST_COLUMNS and _pays(lines, columns, residual)
 
 
 def _pays(n: int, k: int, residual: bool) -> bool:
@@ -399,8 +388,8 @@ def plan(k: int, *, gated: bool) -> Plan:
     """As measured for the same products, and in steps of an 8B model. Where there are many lines two programs do
     better: one computes while the other waits."""
     if (gated and k < 8192) or 5 * (-k % 2048) > k:  # or too much would be computed for nothing
-        return Plan(1024, 3, 2, 8)
-    return Plan(2048, 6 if 8192 < k <= 20480 else 3, 1, 16)  # what comes before a long one leaves memory idle
+        return Plan(3, 2, 8)
+    return Plan(6 if 8192 < k <= 20480 else 3, 1, 16)  # what comes before a long one leaves memory idle
 
 
 def linear(
@@ -421,11 +410,11 @@ def linear(
     units = triton.cdiv(n, 8 if gated else 16)
     _, scale, _, outer, _ = arguments(weight)
     pdl = has_pdl(x.device)
-    words = _described(weight.codes.view(torch.int32), gated, how.columns // 8, WORDS_IN_SHARED)
-    scales = _described(scale, gated, how.columns // BLOCK, SCALES_IN_SHARED)
+    words = _described(weight.codes.view(torch.int32), gated, 16 * how.warps, WORDS_IN_SHARED)
+    scales = _described(scale, gated, how.warps, SCALES_IN_SHARED)
     _code_ring_kernel[(min(units, how.programs * num_processors(x.device)),)](
         x, words, scales, outer, x if bias is None else bias, gain, out, n, units, eps, K=k, STAGES=how.stages,
         OUTER=weight.outer is not None, NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual,
-        PDL=pdl, maxnreg=how.registers, num_warps=how.warps, launch_pdl=pdl, **OPTIONS,
+        PDL=pdl, maxnreg=REGISTERS, num_warps=how.warps, launch_pdl=pdl, **OPTIONS,
     )  # fmt: skip
     return out
