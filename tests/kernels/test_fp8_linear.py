@@ -349,6 +349,34 @@ class TestRing:
                 assert off <= limit * (expected.norm() + rounded.norm())
                 assert torch.equal(*seen), "not the same twice"
 
+    @pytest.mark.parametrize(("integers", "blocks"), [(False, False), (False, True), (True, True)])
+    @pytest.mark.parametrize(("m", "n", "k", "gated"), [
+        (1, 4096, 14336, False), (1, 14336, 4096, True), (8, 14336, 4096, True), (16, 4096, 4096, False),
+    ])  # fmt: skip
+    def test_it_comes_out_alike(self, m: int, n: int, k: int, gated: bool, integers: bool, blocks: bool) -> None:
+        """Bit for bit, however long memory takes: one behind the other, each let in before the last has ended, and
+        beside a stream that keeps memory busy."""
+        from quire.kernels.gemm.triton import decode_gemm as kernels
+
+        device, lines = torch.device("cuda"), 2 * n if gated else n
+        how = plan_8_bits(m, n, k, gated=gated, residual=not gated, bulk=True, ring=True)
+        assert isinstance(how, Ring)
+        weight, scale = packed(device, lines, k)
+        if integers:
+            weight = (weight.float() / 448 * 128).round().clamp(-128, 127).to(torch.int8)
+        if blocks:
+            scale = scale[:, None] * (torch.rand(lines, -(-k // 128), device=device) + 0.5)
+        x = random(device, m, k)
+        outs = [torch.full((m, n), torch.nan, device=device, dtype=x.dtype) for _ in range(400)]
+        busy, beside = torch.empty(1 << 28, device=device, dtype=torch.uint8), torch.cuda.Stream()
+        with torch.cuda.stream(beside):
+            for _ in range(20):
+                busy.add_(1)
+        for out in outs:
+            kernels.linear(x, weight, None, None, gated, False, out, how, scale)
+        assert outs[0].isfinite().all()
+        assert all(torch.equal(out, outs[0]) for out in outs)
+
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -29,7 +29,7 @@ from quire.kernels.triton.launch import has_pdl, num_processors
 
 WORDS_IN_SHARED = gl.NVMMASharedLayout(128, 32, 3)
 SCALES_IN_SHARED = gl.NVMMASharedLayout(0, 16, 3)
-SCALE_TYPES = (torch.bfloat16, torch.float16)
+SCALE_TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_COLUMNS = 32768  # of x that is kept, two bytes each
 REGISTERS = 64  # of a thread: two programs leave room for others beside them
 OPTIONS = {"PRODUCER_REGISTERS": 24, "FINISHER_REGISTERS": 40}
@@ -153,9 +153,10 @@ def _parts(ptr, K, PASSES: gl.constexpr):
 
 
 @gluon.jit
-def _keep_row(xs, gains, kept, factors, squared, NORM: gl.constexpr):
+def _keep_row(xs, gains, kept, factors, sums, squared, NORM: gl.constexpr, ZERO: gl.constexpr):
     """The row times the norm's gains to `kept` [passes, by 32 columns, 2 · 32], upper and lower bytes; to `factors`
-    [passes, blocks, 1] what 16 times them is to be multiplied by; to `squared` [warps] sums of squares."""
+    [passes, blocks, 1] what 16 times them is to be multiplied by, to `sums` 16 times their sums; to `squared` [warps]
+    sums of squares."""
     W: gl.constexpr = gl.num_warps()
     PASSES: gl.constexpr = kept.shape[0]
     LARGEST: gl.constexpr = 32639.0  # of two bytes with signs
@@ -173,7 +174,10 @@ def _keep_row(xs, gains, kept, factors, squared, NORM: gl.constexpr):
         largest = gl.maximum(largest, 0x0D800000).to(gl.float32, bitcast=True)  # 2^-100
         factors.index(i).store((largest * (1 / (16 * LARGEST)))[:, None])
         whole = blocks * (LARGEST / largest)[:, None] + ROUND
-        digits = (whole.to(gl.int32, bitcast=True) + LESS) ^ 0x8080  # each a byte with a sign
+        digits = whole.to(gl.int32, bitcast=True) + LESS
+        if ZERO:
+            sums.index(i).store((gl.sum(digits - 0x8080, axis=1) * 16).to(gl.float32)[:, None])
+        digits = digits ^ 0x8080  # each a byte with a sign
         y = gl.join((digits >> 8).to(gl.int8), digits.to(gl.int8))
         # Column 32 a + 16 b + 8 c + 2 d + e, of thread d's word a, is byte 2 e + b of codes c: see `codes`.
         y = y.reshape([16 * W, 2, 2, 4, 2, 2]).permute([0, 5, 3, 2, 4, 1])
@@ -183,9 +187,29 @@ def _keep_row(xs, gains, kept, factors, squared, NORM: gl.constexpr):
 
 
 @gluon.jit
+def _of_step(
+    ptr, count, group, groups, N, blocks, STEPS: gl.constexpr, GATED: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Scales, or zeros, of a program's step number `count`: of a block a warp those of a unit's lines, [warps, 16]; 0
+    behind a line's `blocks`."""
+    W: gl.constexpr = gl.num_warps()
+    line = gl.arange(0, 16, gl.SliceLayout(0, LAYOUT))[None, :]
+    block = count % STEPS * W + gl.arange(0, W, gl.SliceLayout(1, LAYOUT))[:, None]
+    unit = group + count // STEPS * groups
+    n = unit * 16 + line
+    at = n
+    if GATED:
+        n = unit * 8 + line % 8
+        at = n + line // 8 * N
+    return gl.load(ptr + at * blocks + block, (n < N) & (block < blocks), 0.0)
+
+
+@gluon.jit
 def _consume(
-    x_ptr, gain_ptr, ring, scales, kept, factors, squared, parts, full, empty, done, taken, own,
-    K: gl.constexpr, STEPS: gl.constexpr, NORM: gl.constexpr, PDL: gl.constexpr,
+    x_ptr, scale_ptr, zero_ptr, gain_ptr, ring, scales, kept, factors, block_sums, squared, parts, full, empty, done,
+    taken, N, blocks, group, groups, own,
+    K: gl.constexpr, STEPS: gl.constexpr, COPIED: gl.constexpr, ZERO: gl.constexpr, NORM: gl.constexpr,
+    GATED: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     W: gl.constexpr = gl.num_warps()
     STAGES: gl.constexpr = full.shape[0]
@@ -194,28 +218,47 @@ def _consume(
     RIGHT: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=4)
     WORDS: gl.constexpr = _ring_layout(W)
     SUMS: gl.constexpr = _sums_layout(W)
+    LINES: gl.constexpr = gl.SliceLayout(2, SUMS)
     SCALES: gl.constexpr = _scale_layout(W)
     PASSES: gl.constexpr = kept.shape[0]
     gains = ()
     if NORM:  # no kernel of a step writes them
         gains = _parts(gain_ptr, K, PASSES)
+    # They are asked for two steps ahead, and here as soon as can be.
+    if not COPIED:
+        scale = _of_step(scale_ptr, 0, group, groups, N, blocks, STEPS, GATED, LINES)
+        next_scale = _of_step(scale_ptr, 1, group, groups, N, blocks, STEPS, GATED, LINES)
+    if ZERO:
+        zero = _of_step(zero_ptr, 0, group, groups, N, blocks, STEPS, GATED, LINES)
+        next_zero = _of_step(zero_ptr, 1, group, groups, N, blocks, STEPS, GATED, LINES)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    _keep_row(_parts(x_ptr, K, PASSES), gains, kept, factors, squared, NORM)
+    _keep_row(_parts(x_ptr, K, PASSES), gains, kept, factors, block_sums, squared, NORM, ZERO)
     gl.thread_barrier()
     rows = kept._reinterpret(gl.int8, [PASSES * 4, 4 * W, 64], kept.type.layout)
     powers = factors._reinterpret(gl.float32, [PASSES * 4, W, 1], factors.type.layout)
+    sums = block_sums._reinterpret(gl.float32, [block_sums.shape[0] * 4, W, 1], factors.type.layout)
     stage = 0
     parity = 0
+    before = 0
     for i in range(own):
         acc = gl.zeros([W, 16, 4], gl.float32, SUMS)
         for step in range(STEPS):
+            after = i * STEPS + step + 2
+            if not COPIED:
+                late_scale = _of_step(scale_ptr, after, group, groups, N, blocks, STEPS, GATED, LINES)
+            if ZERO:
+                late_zero = _of_step(zero_ptr, after, group, groups, N, blocks, STEPS, GATED, LINES)
             mbarrier.wait(full.index(stage), parity)
             words = ring.index(stage).load(WORDS)
-            scale = scales.index(stage).load(SCALES).reshape([16, W]).permute([1, 0])
-            scale = gl.convert_layout(scale, gl.SliceLayout(2, SUMS), assert_trivial=True)
-            mbarrier.arrive(empty.index(stage), count=1)
+            if COPIED:
+                scale = scales.index(stage).load(SCALES).reshape([16, W]).permute([1, 0])
+                scale = gl.convert_layout(scale, LINES, assert_trivial=True)
+            # The step before, which has been computed with. Loads of this one may be under way still when all threads
+            # have met, and what the copy engine writes is in no order with them.
+            mbarrier.arrive(empty.index(before), count=1, pred=after > 2)
+            before = stage
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -224,8 +267,14 @@ def _consume(
             product = mma_v2(_operands(words, LEFT), _x_operand(rows.index(step), RIGHT), nothing)
             upper, lower = product.reshape([W, 16, 4, 2]).split()
             both = gl.convert_layout(upper * 256 + lower, SUMS, assert_trivial=True).to(gl.float32)
-            factor = scale.to(gl.float32) * powers.index(step).load(gl.SliceLayout(2, SUMS))
-            acc += both * factor[:, :, None]
+            if ZERO:
+                both -= (sums.index(step).load(LINES) * (zero.to(gl.float32) - 8))[:, :, None]
+                zero = next_zero
+                next_zero = late_zero
+            acc += both * (scale.to(gl.float32) * powers.index(step).load(LINES))[:, :, None]
+            if not COPIED:
+                scale = next_scale
+                next_scale = late_scale
         mbarrier.wait(taken.index(i % 2), i // 2 % 2 ^ 1)
         parts.index(i % 2).store(acc)
         mbarrier.arrive(done.index(i % 2), count=1)
@@ -234,7 +283,7 @@ def _consume(
 @gluon.jit
 def _produce(
     w_desc, scale_desc, ring, scales, full, empty, group, groups, own,
-    STEPS: gl.constexpr, GATED: gl.constexpr,
+    STEPS: gl.constexpr, COPIED: gl.constexpr, GATED: gl.constexpr,
 ):  # fmt: skip
     """Sends for each step of each unit: twice 8 lines, neighbours, or gates and their ups, and their scales."""
     STAGES: gl.constexpr = full.shape[0]
@@ -246,13 +295,14 @@ def _produce(
         unit = group + i * groups
         for step in range(STEPS):
             mbarrier.wait(empty.index(stage), parity)
-            mbarrier.expect(full.index(stage), 2 * 8 * WIDTH * 4 + 2 * 8 * BLOCKS * 2)
+            mbarrier.expect(full.index(stage), 2 * 8 * WIDTH * 4 + (2 * 8 * BLOCKS * 2 if COPIED else 0))
             first = 0 if GATED else unit * 2
             line = unit * 8 if GATED else 0
             at = [first, line, step * WIDTH]
             tma.async_copy_global_to_shared(w_desc, at, full.index(stage), ring.index(stage))
-            at = [first, line, step * BLOCKS]
-            tma.async_copy_global_to_shared(scale_desc, at, full.index(stage), scales.index(stage))
+            if COPIED:
+                at = [first, line, step * BLOCKS]
+                tma.async_copy_global_to_shared(scale_desc, at, full.index(stage), scales.index(stage))
             stage += 1
             if stage == STAGES:
                 stage = 0
@@ -303,12 +353,12 @@ def _finish(
         gl.store(out_ptr + n, y.to(out_ptr.dtype.element_ty), there)
 
 
-@gluon.jit(do_not_specialize=["N", "units"])
+@gluon.jit(do_not_specialize=["N", "blocks", "units"])
 def _code_ring_kernel(
-    x_ptr, w_desc, scale_desc, outer_ptr, bias_ptr, gain_ptr, out_ptr, N, units, eps,
-    K: gl.constexpr, STAGES: gl.constexpr, OUTER: gl.constexpr, NORM: gl.constexpr, GATED: gl.constexpr,
-    BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
-    FINISHER_REGISTERS: gl.constexpr,
+    x_ptr, w_desc, scale_desc, scale_ptr, zero_ptr, outer_ptr, bias_ptr, gain_ptr, out_ptr, N, blocks, units, eps,
+    K: gl.constexpr, STAGES: gl.constexpr, COPIED: gl.constexpr, ZERO: gl.constexpr, OUTER: gl.constexpr,
+    NORM: gl.constexpr, GATED: gl.constexpr, BIAS: gl.constexpr, RESIDUAL: gl.constexpr, PDL: gl.constexpr,
+    PRODUCER_REGISTERS: gl.constexpr, FINISHER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     W: gl.constexpr = gl.num_warps()
     WIDTH: gl.constexpr = 16 * W  # words of a step: each warp has a block
@@ -317,9 +367,14 @@ def _code_ring_kernel(
     ROWS: gl.constexpr = gl.SwizzledSharedLayout(8, 2, 8, [1, 0])  # neither writers nor readers share banks
     DEEP: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     ring = gl.allocate_shared_memory(gl.int32, [STAGES, 2, 8, WIDTH], w_desc.layout)
-    scales = gl.allocate_shared_memory(scale_desc.dtype, [STAGES, 2, 8, W], scale_desc.layout)
+    scales = ring
+    if COPIED:
+        scales = gl.allocate_shared_memory(scale_desc.dtype, [STAGES, 2, 8, W], scale_desc.layout)
     kept = gl.allocate_shared_memory(gl.int8, [PASSES, 16 * W, 64], ROWS)
     factors = gl.allocate_shared_memory(gl.float32, [PASSES, 4 * W, 1], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    block_sums = factors
+    if ZERO:
+        block_sums = gl.allocate_shared_memory(gl.float32, [PASSES, 4 * W, 1], factors.type.layout)
     squared = gl.allocate_shared_memory(gl.float32, [W], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     parts = gl.allocate_shared_memory(gl.float32, [2, W, 16, 4], DEEP)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -338,10 +393,10 @@ def _code_ring_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                x_ptr, gain_ptr, ring, scales, kept, factors, squared, parts, full, empty, done, taken, own,
-                K, STEPS, NORM, PDL,
+                x_ptr, scale_ptr, zero_ptr, gain_ptr, ring, scales, kept, factors, block_sums, squared, parts, full,
+                empty, done, taken, N, blocks, group, groups, own, K, STEPS, COPIED, ZERO, NORM, GATED, PDL,
             )),
-            (_produce, (w_desc, scale_desc, ring, scales, full, empty, group, groups, own, STEPS, GATED)),
+            (_produce, (w_desc, scale_desc, ring, scales, full, empty, group, groups, own, STEPS, COPIED, GATED)),
             (_finish, (
                 outer_ptr, bias_ptr, out_ptr, squared, parts, done, taken, N, eps, group, groups, own, K, NORM, OUTER,
                 GATED, BIAS, RESIDUAL, PDL,
@@ -368,14 +423,18 @@ def _described(rows: torch.Tensor, gated: bool, width: int, layout: gl.NVMMAShar
 
 
 def takes(x: torch.Tensor, weight: Codes, gated: bool, residual: bool) -> bool:
-    """Whether `linear` takes these: integers of 4 bits without zeros by blocks, of which the copy engine can read words
-    and scales, for one row that can be kept; and it pays."""
+    """Whether `linear` takes these: integers of 4 bits by blocks, whose words the copy engine can read, for one row
+    that can be kept; and it pays."""
     lines, columns = len(weight.codes), weight.columns
-    whole = columns % (8 * BLOCK) == 0 and lines % (16 if gated else 8) == 0 and x.stride(1) == 1
-    plain = weight.kind == "int4" and weight.group == BLOCK and weight.zero is None
-    alike = plain and weight.scale.dtype in SCALE_TYPES
-    moved = weight.codes.data_ptr() % 16 == weight.scale.data_ptr() % 16 == 0
+    whole = columns % BLOCK == 0 and lines % (16 if gated else 8) == 0 and x.stride(1) == 1
+    alike = weight.kind == "int4" and weight.group == BLOCK and weight.scale.dtype in SCALE_TYPES
+    moved = weight.codes.data_ptr() % 16 == 0
     return len(x) == 1 and alike and whole and moved and columns <= MOST_COLUMNS and _pays(lines, columns, residual)
+
+
+def _can_be_copied(scale: torch.Tensor) -> bool:
+    """Whether the copy engine can bring them with the words."""
+    return scale.element_size() == 2 and scale.stride(0) % 8 == 0 and scale.data_ptr() % 16 == 0
 
 
 def _pays(n: int, k: int, residual: bool) -> bool:
@@ -388,8 +447,10 @@ def plan(k: int, *, gated: bool) -> Plan:
     """As measured for the same products, and in steps of an 8B model. Where there are many lines two programs do
     better: one computes while the other waits."""
     if (gated and k < 8192) or 5 * (-k % 2048) > k:  # or too much would be computed for nothing
-        return Plan(3, 2, 8)
-    return Plan(6 if 8192 < k <= 20480 else 3, 1, 16)  # what comes before a long one leaves memory idle
+        return Plan(5, 2, 8)
+    if k <= 4096:
+        return Plan(3, 1, 16)
+    return Plan(6 if 8192 < k <= 20480 else 5, 1, 16)  # what comes before a long one leaves memory idle
 
 
 def linear(
@@ -408,13 +469,14 @@ def linear(
     how = how or plan(k, gated=gated)
     gain, eps = norm or (x, 0.0)
     units = triton.cdiv(n, 8 if gated else 16)
-    _, scale, _, outer, _ = arguments(weight)
-    pdl = has_pdl(x.device)
+    _, scale, zero, outer, _ = arguments(weight)
+    copied, pdl = _can_be_copied(scale), has_pdl(x.device)
     words = _described(weight.codes.view(torch.int32), gated, 16 * how.warps, WORDS_IN_SHARED)
-    scales = _described(scale, gated, how.warps, SCALES_IN_SHARED)
+    scales = _described(scale, gated, how.warps, SCALES_IN_SHARED) if copied else scale
     _code_ring_kernel[(min(units, how.programs * num_processors(x.device)),)](
-        x, words, scales, outer, x if bias is None else bias, gain, out, n, units, eps, K=k, STAGES=how.stages,
-        OUTER=weight.outer is not None, NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual,
-        PDL=pdl, maxnreg=REGISTERS, num_warps=how.warps, launch_pdl=pdl, **OPTIONS,
+        x, words, scales, scale, zero, outer, x if bias is None else bias, gain, out, n, scale.shape[1], units, eps,
+        K=k, STAGES=how.stages, COPIED=copied, ZERO=weight.zero is not None, OUTER=weight.outer is not None,
+        NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual, PDL=pdl, maxnreg=REGISTERS,
+        num_warps=how.warps, launch_pdl=pdl, **OPTIONS,
     )  # fmt: skip
     return out

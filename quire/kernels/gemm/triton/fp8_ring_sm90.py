@@ -338,6 +338,7 @@ def _consume(
     column = gl.arange(0, COLUMNS, gl.SliceLayout(0, RESULT))
     stage = 0
     parity = 0
+    before = 0
     for i in range(own):
         n = (group + i * groups) * OUTPUTS + output
         scale = gl.full([OUTPUTS], 1.0, gl.float32, gl.SliceLayout(1, RESULT))
@@ -361,10 +362,13 @@ def _consume(
             mbarrier.wait(full.index(stage), parity)
             words = ring.index(stage).load(WORDS)
             x, x_late = _x_operands(kept.index(step), RIGHT)
-            mbarrier.arrive(empty.index(stage), count=1)
+            # The step before, which has been computed with. Loads of this one may be under way still when all threads
+            # have met, and what the copy engine writes is in no order with them.
+            mbarrier.arrive(empty.index(before), count=1, pred=i * STEPS + step > 0)
             if PDL and not EARLY:  # noqa: SIM102 (constants)
                 if (own - i) * STEPS - step <= STAGES:  # what is left has its place in the ring
                     gdc_launch_dependents()
+            before = stage
             stage += 1
             if stage == STAGES:
                 stage = 0
