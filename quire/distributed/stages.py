@@ -2,7 +2,8 @@
 
 A stage gets the residual stream of a step's tokens from the one before it and sends it to the next. Tokens that the
 last stage samples go back to the first, which alone reads them, and not before a row of a plan needs them: until then
-it computes other rows.
+it computes other rows. Nor are they asked for sooner: on a GPU what waits for a message is a kernel, and the products
+of other rows would have a processor less for as long as it does.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ _TAGS = 1 << 20  # steps after which the numbers of messages begin anew
 
 
 class _Sampled(NamedTuple):
-    """Tokens on their way to the first stage."""
+    """Tokens that the first stage has not asked for yet."""
 
     step: int
     seats: np.ndarray  # plan order, of rows that sample
-    rows: torch.Tensor  # int64, the same rows' places in the plan
-    tokens: torch.Tensor  # int32 [rows of the plan]
-    work: dist.Work | None
+    rows: np.ndarray  # int64, the same rows' places in the plan
+    num_rows: int  # of the plan
+    tag: int
 
 
 class Pipeline:
@@ -46,6 +47,7 @@ class Pipeline:
         self._step_of_seat: dict[int, int] = {}  # that sampled for it last, as long as the token is not here
         self._number = 0  # of the step at hand
         self.inbox = self.outbox = torch.empty(0)
+        self._meet()
 
     def reserve(self, max_tokens: int, hidden: int, dtype: torch.dtype) -> None:
         """Make room for steps of so many tokens."""
@@ -60,7 +62,7 @@ class Pipeline:
     def receive(self, tokens: int) -> None:
         """Fill the inbox with what the stage before made of the step's tokens."""
         if not self.is_first:
-            self._receive(self.inbox[:tokens], self._rank.index - self._rank.width, _STATES).wait()
+            self._receive(self.inbox[:tokens], self._rank.index - self._rank.width, _STATES, self._tag(_STATES))
 
     def send(self, tokens: int) -> None:
         """Hand on what the outbox holds."""
@@ -84,45 +86,61 @@ class Pipeline:
         """The end of a step. tokens: int32 [rows] of the last stage, -1 for a row that did not sample."""
         if self.is_first == self.is_last or not samples.any():
             return
-        span = self._rank.size - self._rank.width
         if self.is_last:
-            self._send(tokens.clone(), self._rank.index - span, _TOKENS)
+            self._send(tokens.clone(), self._rank.index - self._span, _TOKENS)
         elif self.is_first:
             own = np.flatnonzero(samples)
-            coming = torch.empty(len(seats), dtype=torch.int32, device=self._device)
-            work = self._receive(coming, self._rank.index + span, _TOKENS)
-            rows = upload(torch.from_numpy(own), self._device)
-            self._sampled.append(_Sampled(step, seats[own], rows, coming, work))
+            self._sampled.append(_Sampled(step, seats[own], own, len(seats), self._tag(_TOKENS)))
             self._step_of_seat.update(dict.fromkeys(seats[own].tolist(), step))
 
     def _take(self, last_token: torch.Tensor) -> None:
         """The oldest tokens that are not here become their seats' last ones. What comes for a seat that somebody else
         has by now is written over by his own token before it is read."""
-        step, seats, rows, tokens, work = self._sampled.popleft()
-        if work is not None:
-            work.wait()
-        last_token[upload(torch.from_numpy(seats.astype(np.int64)), self._device)] = tokens[rows]
+        step, seats, rows, _, _ = sampled = self._sampled.popleft()
+        own = self._fetch(sampled)[upload(torch.from_numpy(rows), self._device)]
+        last_token[upload(torch.from_numpy(seats.astype(np.int64)), self._device)] = own
         for seat in seats.tolist():
             if self._step_of_seat.get(seat) == step:
                 del self._step_of_seat[seat]
 
+    def _fetch(self, sampled: _Sampled) -> torch.Tensor:
+        """int32 [rows of the plan], once they are here."""
+        tokens = torch.empty(sampled.num_rows, dtype=torch.int32, device=self._device)
+        self._receive(tokens, self._rank.index + self._span, _TOKENS, sampled.tag)
+        return tokens
+
     def drain(self) -> None:
         """Wait for all that is on its way: what comes next begins anew."""
         while self._sampled:
-            work = self._sampled.popleft().work
-            if work is not None:
-                work.wait()
+            self._fetch(self._sampled.popleft())
         self._step_of_seat.clear()
+
+    # -- both ---------------------------------------------------------------------------------------------------
+
+    def _meet(self) -> None:
+        """The library joins two ranks when one of them has something for the other, for which it waits: not amid the
+        first step, after whose tokens the first stage may never ask."""
+        nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
+        if self.is_first and not self.is_last:
+            self._receive(nothing, self._rank.index + self._span, _TOKENS, self._tag(_TOKENS))
+        elif self.is_last and not self.is_first:
+            self._send(nothing, self._rank.index - self._span, _TOKENS)
+
+    @property
+    def _span(self) -> int:
+        """From a rank of the first stage to its like of the last one."""
+        return self._rank.size - self._rank.width
 
     def _send(self, message: torch.Tensor, to: int, kind: int) -> None:
         work = dist.isend(message, to, group=self._links[kind], tag=self._tag(kind))
         assert work is not None
         self._unsent.append((work, message))
 
-    def _receive(self, into: torch.Tensor, of: int, kind: int) -> dist.Work:
-        work = dist.irecv(into, of, group=self._links[kind], tag=self._tag(kind))
+    def _receive(self, into: torch.Tensor, of: int, kind: int, tag: int) -> None:
+        """On a GPU it is the stream that waits."""
+        work = dist.irecv(into, of, group=self._links[kind], tag=tag)
         assert work is not None
-        return work
+        work.wait()
 
     def _tag(self, kind: int) -> int:
         """Steps' messages are told apart where the library can."""
