@@ -2,8 +2,9 @@
 
     python -m benchmarks.scale.compared [--models llama-3.1-8b ...] [--tests T1 T1b T4 ...] [--files PART] [--write]
 
-Costs are fitted to T2 and T3 of each file and model alone (benchmarks/scale/step_costs.py): none of what is listed here
-is among them, but T2 of two ranks, which is foretold from one rank's. --write puts the table into docs/scaling.md.
+Costs are fitted to T2 and T3 of one rank alone (benchmarks/scale/step_costs.py), of the same file or of the one that
+was measured nearest in time: none of what is listed here is among them. Kernels change, so a run whose costs would be
+of another day is left out, by name, as is what cannot be modelled. --write puts the table into docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -11,25 +12,31 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
+import shlex
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks import results_file, serve_load, workloads
+from benchmarks import results_file, serve, serve_load, workloads
 from benchmarks.long_prompt import ALONE
 from benchmarks.long_prompt import PROMPT as STREAM_PROMPT
 from benchmarks.scale import step_costs
 from quire.simulation.core import SimulatedCore
+from quire.simulation.costs import StepCosts
 from quire.simulation.run import simulate
 from quire.simulation.trace import Line, request_of
 
 # The first engine that reads common beginnings once, as the simulated one does: when it was measured.
 FIRST = "2026-11-21T16:47"
+APART = timedelta(days=1)  # at most, of a run and what its costs are fitted to
 TESTS = ("T1", "T1b", "T2", "T4", "T5", "LP")
 DOCS = Path(__file__).parents[2] / "docs" / "scaling.md"
 MARKS = "<!-- compared: begin -->", "<!-- compared: end -->"
 NOT_MODELLED = {"nemotron-h-8b"}  # layers with a state: the simulated cache has pages alone
+# Of a server, those that are simulated and those that change nothing where no request is refused.
+SERVER_OPTIONS = {"--data-parallel-size", "--tensor-parallel-size", "--api-server-count", "--max-queue-seconds"}
 SEEN_MODELS, SEEN_TESTS = ("qwen3-0.6b", "llama-3.1-8b"), ("T1", "T1b", "T4", "T5")
 TOLERANCE = 0.1
 TICK = 0.001  # seconds, less than any step
@@ -51,7 +58,7 @@ class Figure(NamedTuple):
     @property
     def is_held_out(self) -> bool:
         """Nothing that costs are made of was chosen for its sake."""
-        return not (self.model in SEEN_MODELS and self.test in SEEN_TESTS and not self.case.startswith("tp="))
+        return not (self.model in SEEN_MODELS and (self.test in SEEN_TESTS or self.case.startswith("tp=")))
 
     def line(self) -> str:
         what = " ".join(filter(None, (self.test, self.case, self.metric)))
@@ -83,10 +90,31 @@ def compared(files: str = "", models: Sequence[str] | None = None, tests: Sequen
             continue
         found = {row["model"] for row in results["rows"] if row.get("test") in tests}
         for model in sorted(found & set(models or found) - NOT_MODELLED):
-            if not step_costs.has_steps(model):
-                continue  # no file has T2 of it
             for test in tests:
                 yield from FIGURES[test](path.name, model, results)
+
+
+def _costs(file: str, model: str, test: str, ranks: int = 1) -> StepCosts | None:
+    """Of a run's own time. None: nobody knows them, which is said."""
+    if reason := _unknown(file, model, ranks):
+        print(f"left out: {file} {model} {test}{f' tp={ranks}' if ranks > 1 else ''}: {reason}", flush=True)
+        return None
+    return step_costs.fit(file, model, step_costs.date(file)).shared_by(ranks)
+
+
+def _unknown(file: str, model: str, ranks: int) -> str:
+    """Why the costs of a run are not known; nothing if they are."""
+    at = step_costs.date(file)
+    found = step_costs.sources(file, model, at)
+    if not step_costs.is_plain(step_costs.read(file)):
+        return "its engines had other options"
+    if found is None:
+        return "no file has decode steps of one GPU"
+    if ranks > 1 and ranks not in found.sums:
+        return f"no file has sums over {ranks} ranks"
+    needed = filter(None, (found.steps, found.prompts, found.sums[ranks] if ranks > 1 else None))
+    far = [name for name in needed if abs(step_costs.date(name) - at) > APART]
+    return f"what it lacks was measured on another day ({', '.join(far)})" if far else ""
 
 
 def summary(figures: Sequence[Figure]) -> str:
@@ -104,11 +132,13 @@ def _summary(figures: Sequence[Figure]) -> str:
     )
 
 
-def _medians(results: dict[str, Any], test: str, model: str, metric: str) -> dict[tuple[int, str], float]:
-    """By ranks and by what of the case is no round; variants of a kernel and of a commit are not this engine."""
+def _medians(file: str, model: str, results: dict[str, Any], test: str, metric: str) -> dict[tuple[int, str], float]:
+    """By ranks and by what of the case is no round. Other layouts, and variants of a kernel or of a commit, are not the
+    engine that is simulated."""
     found: dict[tuple[int, str], list[float]] = {}
     for case, value in step_costs.values(results, test, model, metric).items():
-        if "commit=" in case or "library" in case or "pp=" in case or "ep=" in case:
+        if "commit=" in case or "library" in case or re.match("(pp|ep|dp|cp)=", case):
+            print(f"left out: {file} {model} {test} {case}: not modelled", flush=True)
             continue
         ranks = re.match(r"tp=(\d+),", case)
         rest = case.removeprefix(ranks[0]) if ranks else case
@@ -119,8 +149,9 @@ def _medians(results: dict[str, Any], test: str, model: str, metric: str) -> dic
 
 def _workload(test: str, metric: str, make: Callable[[], list[workloads.Request]]) -> Callable[..., Iterator[Figure]]:
     def figures(file: str, model: str, results: dict[str, Any]) -> Iterator[Figure]:
-        for (ranks, _), measured in _medians(results, test, model, metric).items():
-            costs = step_costs.fit(file, model).shared_by(ranks)
+        for (ranks, _), measured in _medians(file, model, results, test, metric).items():
+            if (costs := _costs(file, model, test, ranks)) is None:
+                continue
             found = simulate(step_costs.requests(make()), costs, together=True)
             value = found.seconds if metric == "seconds" else found.output_tokens_per_second
             yield Figure(file, model, test, f"tp={ranks}" if ranks > 1 else "", metric, measured, value)
@@ -130,17 +161,16 @@ def _workload(test: str, metric: str, make: Callable[[], list[workloads.Request]
 
 def _steps(file: str, model: str, results: dict[str, Any]) -> Iterator[Figure]:
     """Of one rank costs are fitted to these."""
-    for (ranks, case), measured in _medians(results, "T2", model, "step_ms").items():
-        if ranks > 1:
-            batch, costs = int(case.removeprefix("batch=")), step_costs.fit(file, model).shared_by(ranks)
+    for (ranks, case), measured in _medians(file, model, results, "T2", "step_ms").items():
+        if ranks > 1 and (costs := _costs(file, model, "T2", ranks)) is not None:
+            batch = int(case.removeprefix("batch="))
             given = workloads.t2(batch)
             seconds = [
                 simulate(step_costs.requests([(ids, out) for ids, _ in given]), costs, together=True).seconds
                 for out in (1, 256)
             ]
-            yield Figure(
-                file, model, "T2", f"tp={ranks} {case}", "step_ms", measured, (seconds[1] - seconds[0]) / 255 * 1e3
-            )
+            step_ms = (seconds[1] - seconds[0]) / 255 * 1e3
+            yield Figure(file, model, "T2", f"tp={ranks} {case}", "step_ms", measured, step_ms)
 
 
 def _served(file: str, model: str, results: dict[str, Any]) -> Iterator[Figure]:
@@ -149,10 +179,18 @@ def _served(file: str, model: str, results: dict[str, Any]) -> Iterator[Figure]:
         if (row["test"], row["model"]) == ("T5", model):
             measured.setdefault(row["case"], {})[row["metric"]] = row["value"]
     for case, figures in measured.items():
-        rate = float(case.removeprefix("rate="))
-        given = workloads.t5(rate, results["settings"]["seconds"], results["settings"]["requests_at_once"])
+        layout, _, rate = case.rpartition("rate=")
+        sizes = {kind: int(size) for kind, size in re.findall(r"(\w+)=(\d+),", layout)}
+        command = _command(results["settings"], layout)
+        if command is None or figures["failed"]:
+            reason = "its requests failed" if command else "no command that is modelled"
+            print(f"left out: {file} {model} T5 {case}: {reason}", flush=True)
+            continue
+        if (costs := _costs(file, model, "T5", sizes.get("tp", 1))) is None:
+            continue
+        given = workloads.t5(float(rate), *command)
         asked = [request_of(Line(out, arrival=at, prompt=ids), i) for i, (at, ids, out) in enumerate(given)]
-        found = simulate(asked, step_costs.fit(file, model))
+        found = simulate(asked, costs, sizes.get("dp", 1))
         for metric, value in (
             ("output_tok_s", found.output_tokens_per_second),
             ("ttft_p50_ms", found.first_token.p50),
@@ -160,7 +198,19 @@ def _served(file: str, model: str, results: dict[str, Any]) -> Iterator[Figure]:
             ("mean_p50_ms", found.token_gap.p50),
             ("mean_p99_ms", found.token_gap.p99),
         ):
-            yield Figure(file, model, "T5", case, metric, figures[metric], value)
+            yield Figure(file, model, "T5", case.replace(",", " "), metric, figures[metric], value)
+
+
+def _command(settings: dict[str, Any], layout: str) -> tuple[float, int] | None:
+    """Seconds of sending and requests at once of the command that measured a layout; where several wrote a file, the
+    settings of each have a name behind them. None: there is none that is modelled."""
+    for key, options in settings.items():
+        name, _, which = key.partition(" ")
+        words = shlex.split(options) if name == "options" else []
+        is_modelled = {word for word in words if word.startswith("--")} <= SERVER_OPTIONS
+        if name == "options" and serve.layout(words) == layout and is_modelled:
+            return settings[f"seconds {which}".strip()], settings[f"requests_at_once {which}".strip()]
+    return None
 
 
 def _long_prompt(file: str, model: str, results: dict[str, Any]) -> Iterator[Figure]:
@@ -169,7 +219,8 @@ def _long_prompt(file: str, model: str, results: dict[str, Any]) -> Iterator[Fig
     measured = step_costs.values(results, "LP", model, "ttft_s")
     if not measured or results["date"] < "2026-11-22T16:50:40":  # steps keep another pace since
         return
-    costs = step_costs.fit(file, model)
+    if (costs := _costs(file, model, "LP")) is None:
+        return
     core, times = SimulatedCore(costs), list[float]()
     streams = [Line(20_000, prompt_tokens=STREAM_PROMPT) for _ in range(settings["streams"])]
     long = Line(1, arrival=ALONE, prompt_tokens=settings["prompt"])

@@ -3,11 +3,11 @@
     python -m benchmarks.scale.step_costs RESULTS.json [--model llama-3.1-8b] [--write]
 
 What is fitted to the model's own figures: T2 gives decode steps of 1, 8 and 64 rows (a sweep of other batches, where
-there is one, those of more), T3 what a prompt token costs and what attention adds. A figure that the file lacks is
-taken from another one of the same model; a model whose prompts nobody measured multiplies at the rate of one like it
-(`RATES`). All else is measured once, of kernels or of the host, and the same for all models; each constant says where.
-Whole workloads (T1, T1b, T4, T5, long prompts, ranks) are nowhere in it: `benchmarks.scale.compared` holds what is
-simulated of them against what was measured.
+there is one, those of more), T3 what a prompt token costs and what attention adds. What the file lacks is taken from
+the newest other one that has it of the same model; a model whose prompts nobody measured multiplies at the rate of one
+like it (`RATES`). All else is of kernels or of the host, and the same for all models; each constant says where it was
+measured. Whole workloads (T1, T1b, T4, T5, long prompts, ranks) are nowhere in it: `benchmarks.scale.compared` holds
+what is simulated of them against what was measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,12 +48,26 @@ RATES = {"dense": 6.4e14, "experts": 4.6e14}
 FP8_RATE = 1.72  # of that: 8,192 rows of llama's products, scales by rows and columns (H200, 2026-11-22)
 # A layer of a step without a graph is launched in: qwen3-30b-a3b computes 1,024 tokens in 19.2 ms for 48 layers (T3).
 EAGER_LAYER_MS = 0.38
-# Microseconds of a sum of so many bytes over four ranks of one host (H200, 2026-11-22), the faster of sums by memory of
-# peers and, from 16 MiB on, the library's.
-SUM_US = [
-    (1 << 12, 6.8), (1 << 14, 7.2), (1 << 16, 8.3), (1 << 18, 9.6), (1 << 20, 12.8), (1 << 22, 28.4), (1 << 24, 98.8),
-    (1 << 26, 331.0),
-]  # fmt: skip
+# Sums over ranks by today's kernels, which nobody has measured on H200s yet: H100s are linked as fast, but their memory
+# is slower, which sums of more than some hundred KiB feel.
+SUMS_OF_H100 = "2026-11-26-ad89e0aa-nvidia-h100-80gb-hbm3-sums.json"
+# Layers of llama-3.1-8b that two and four ranks share, each without its sums, by rows.
+SHARED_LAYERS = {
+    2: "2026-11-26-5e3a1b71-nvidia-h200-gemm-sweep.json",
+    4: "2026-11-26-f140f2ed-nvidia-h200-gemm-sweep.json",
+}
+NEWEST = datetime.max.replace(tzinfo=UTC)
+
+
+class Sources(NamedTuple):
+    """Names of the files that costs are made of."""
+
+    steps: str
+    prompts: str | None  # None: nobody measured any
+    sums: dict[int, str]  # by ranks
+
+    def __str__(self) -> str:
+        return ", ".join(dict.fromkeys(filter(None, (self.steps, self.prompts, *self.sums.values()))))
 
 
 class Micro(NamedTuple):
@@ -70,7 +85,7 @@ def main() -> None:
     parser.add_argument("--model", default="llama-3.1-8b")
     parser.add_argument("--write", action="store_true", help="a file that `quire simulate` knows by name")
     arguments = parser.parse_args()
-    costs = fit(arguments.results.name, arguments.model)
+    costs = fit(arguments.results.name, arguments.model, NEWEST)
     print(msgspec.json.format(msgspec.json.encode(costs), indent=1).decode())
     if arguments.write:
         path = FOLDER / f"{costs.device.split()[-1].lower()}-{costs.model}.json"
@@ -94,34 +109,64 @@ def values(results: dict[str, Any], test: str, model: str, metric: str) -> dict[
 
 
 @cache
-def fit(name: str, model: str) -> StepCosts:
-    """name: of a file in benchmarks/results."""
-    micro = _micro(name, model)
-    costs = _unfitted(name, model, micro)
+def date(name: str) -> datetime:
+    """When a file was measured; the beginning of time if it does not say."""
+    found = datetime.fromisoformat(read(name).get("date", str(datetime.min)))
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+@cache
+def fit(name: str, model: str, at: datetime) -> StepCosts:
+    """name: of a file in benchmarks/results. at: what it lacks is taken from the file that was measured nearest to
+    then; NEWEST: the newest. There must be steps (`sources`)."""
+    found = sources(name, model, at)
+    assert found is not None, f"no file has decode steps of {model}"
+    micro = _micro(name, model, found, at)
+    costs = _unfitted(model, micro, found)
     return fit_prompts(costs, micro.prompts) if micro.prompts else costs
 
 
-def has_steps(model: str) -> bool:
-    """Whether any file has a model's decode steps, without which it has no costs."""
-    return any(_rows(values(read(name), "T2", model, "step_ms")) for name in _all_files())
+@cache
+def sources(name: str, model: str, at: datetime) -> Sources | None:
+    """None: no file has decode steps of the model."""
+    names = [name, *_files(at)]
+    steps = next((each for each in names if _steps(each, model)), None)
+    prompts = next((each for each in names if _prompts(each, model)), None)
+    sums: dict[int, str] = {}
+    for each in _by_time(at, [*_names("*nvidia-h200*-sums.json"), SUMS_OF_H100]):
+        sums = dict.fromkeys(_sums(each), each) | sums
+    return None if steps is None else Sources(steps, prompts, dict(sorted(sums.items())))
 
 
-def _all_files() -> list[str]:
-    """The latest first."""
-    return sorted((path.name for path in RESULTS.glob("*nvidia-h200*.json")), reverse=True)
+def is_plain(results: dict[str, Any]) -> bool:
+    """Whether engines had no options but how ranks share them: others are another engine's figures."""
+    settings = results.get("settings", {})
+    options = [each for key, each in settings.items() if key.startswith("options") and isinstance(each, dict)]
+    return all(name.endswith("_parallel_size") for each in options for name in each)
 
 
-def _micro(name: str, model: str) -> Micro:
-    """From the file; what it lacks from the latest other one that has it."""
-    names = [name, *_all_files()]
-    decode = next(filter(None, (_rows(values(read(each), "T2", model, "step_ms")) for each in names)))
-    prompts = next(filter(None, (_prompts(values(read(each), "T3", model, "ttft_ms")) for each in names)), {})
-    facts = (read(each).get("settings", {}).get(model) for each in names)
+@cache
+def _files(at: datetime) -> list[str]:
+    """Of H200s, that others may take figures from; those first that were measured nearest to a time."""
+    return _by_time(at, [name for name in _names("*nvidia-h200*.json") if is_plain(read(name))])
+
+
+def _by_time(at: datetime, names: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: abs(date(name) - at))
+
+
+def _names(pattern: str) -> list[str]:
+    return sorted(path.name for path in RESULTS.glob(pattern))
+
+
+def _micro(name: str, model: str, found: Sources, at: datetime) -> Micro:
+    prompts = _prompts(found.prompts, model) if found.prompts else {}
+    facts = (read(each).get("settings", {}).get(model) for each in [name, *_files(at)])
     of_it = next((each for each in facts if isinstance(each, dict) and "num_blocks" in each), None)
     if of_it is None:
         room = int((KV_ROOM - workloads.decode_bytes(model, 1 << 16, 0)[0]) / (16 * _kv_bytes(model)))
         of_it = {"num_blocks": room, "max_model_len": workloads.config_of(model)["max_position_embeddings"]}
-    return Micro(_with_sweep(model, decode), prompts, of_it["num_blocks"], of_it["max_model_len"])
+    return Micro(_with_sweep(model, _steps(found.steps, model)), prompts, of_it["num_blocks"], of_it["max_model_len"])
 
 
 def _with_sweep(model: str, decode: dict[int, float]) -> dict[int, float]:
@@ -141,11 +186,42 @@ def _with_sweep(model: str, decode: dict[int, float]) -> dict[int, float]:
     return {r: ms + float(np.interp(r, both, differences)) for r, ms in as_t2.items() if r in graphs} | decode
 
 
-def _prompts(cases: dict[str, float]) -> dict[str, float]:
-    """Those of one GPU, of the usual lengths."""
+def _prompts(name: str, model: str) -> dict[str, float]:
+    """T3 of one GPU, of the usual lengths."""
+    cases = values(read(name), "T3", model, "ttft_ms")
     count, length = workloads.T3_MANY
     usual = [*(f"1x{one}" for one in workloads.T3_LENGTHS), f"{count}x{length}"]
     return {case: cases[case] for case in usual if case in cases}
+
+
+def _steps(name: str, model: str) -> dict[int, float]:
+    """T2 of one GPU; none unless all batches were measured."""
+    found = _rows(values(read(name), "T2", model, "step_ms"))
+    return found if found.keys() >= set(workloads.T2_BATCHES) else {}
+
+
+def _sums(name: str) -> dict[int, list[tuple[int, float]]]:
+    """By ranks: bytes of a sum with the residual, and its microseconds as layers call it."""
+    found: dict[int, list[tuple[int, float]]] = {}
+    for row in read(name)["rows"]:
+        if (row["test"], row["metric"]) == ("sums", "ours_us"):
+            ranks, rows = (int(part.partition("=")[2]) for part in row["case"].split(","))
+            size = rows * 2 * int(row["model"].removeprefix("hidden="))
+            found.setdefault(ranks, []).append((size, row["value"]))
+    return found
+
+
+@cache
+def _whole_layer_us() -> list[tuple[int, float]]:
+    """By rows, what a layer takes each rank beside a share of the rest: w of w + r / ranks, by the fastest way that was
+    found for its products (70 billion weights and 8 agree within 10 us)."""
+    fastest: dict[int, dict[int, float]] = {}
+    for ranks, name in SHARED_LAYERS.items():
+        for row in read(name)["rows"]:
+            if row["model"] == f"llama-3.1-8b tp={ranks}":
+                found = fastest.setdefault(int(row["case"].removeprefix("rows=")), {})
+                found[ranks] = min(row["value"], found.get(ranks, row["value"]))
+    return [(rows, 2 * us[4] - us[2]) for rows, us in sorted(fastest.items()) if us.keys() == SHARED_LAYERS.keys()]
 
 
 def _rows(cases: dict[str, float]) -> dict[int, float]:
@@ -166,7 +242,7 @@ def _kv_bytes(model: str) -> float:
     return 2.0 * kept * layers
 
 
-def _unfitted(name: str, model: str, micro: Micro) -> StepCosts:
+def _unfitted(model: str, micro: Micro, found: Sources) -> StepCosts:
     config, experts = workloads.config_of(model), workloads.experts_of(model)
     layers, hidden, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
     layer_weights = workloads.attention_of(model)[0] + workloads.feed_forward(model, 1)
@@ -183,9 +259,10 @@ def _unfitted(name: str, model: str, micro: Micro) -> StepCosts:
     weight_bytes = workloads.decode_bytes(model, 1 << 16, 0)[0]
     kv_bytes = _kv_bytes(model)
     return StepCosts(
-        device="NVIDIA H200", model=model, tensor_parallel_size=1, source=name, decode_ms=sorted(micro.decode.items()),
-        context=CONTEXT, context_ns=kv_bytes / KV_RATE * 1e9, prompt_us=prompt_us,
-        pair_ns=pair_ns, num_blocks=micro.num_blocks, max_model_len=micro.max_model_len, max_num_seqs=rows,
+        device="NVIDIA H200", model=model, tensor_parallel_size=1, source=str(found),
+        decode_ms=sorted(micro.decode.items()), context=CONTEXT, context_ns=kv_bytes / KV_RATE * 1e9,
+        prompt_us=prompt_us, pair_ns=pair_ns, num_blocks=micro.num_blocks,
+        max_model_len=micro.max_model_len, max_num_seqs=rows,
         head_us=2 * hidden * vocab / rate * 1e6 + 4 * vocab * 2 / KV_RATE * 1e6,
         experts=experts and (experts[0], experts[1]),
         shared_ms=layers * SHARED_LAYER_US / 1e3,
@@ -196,7 +273,8 @@ def _unfitted(name: str, model: str, micro: Micro) -> StepCosts:
         host=HostCosts(**_host(), eager_ms=layers * EAGER_LAYER_MS),
         sharing=Sharing(
             sums=2 * layers, token_bytes=2 * hidden, kv_heads=kv_heads, weight_bytes=weight_bytes,
-            block_bytes=int(16 * kv_bytes), sum_us=SUM_US,
+            block_bytes=int(16 * kv_bytes), sum_us={ranks: _sums(each)[ranks] for ranks, each in found.sums.items()},
+            whole_us=[(rows, layers * us) for rows, us in _whole_layer_us()],
         ),
     )  # fmt: skip
 

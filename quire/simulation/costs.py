@@ -38,7 +38,21 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     kv_heads: int
     weight_bytes: int
     block_bytes: int  # of a block of the KV cache
-    sum_us: list[tuple[int, float]]  # (bytes, microseconds of a sum), rising
+    sum_us: dict[int, list[tuple[int, float]]]  # by ranks: (bytes, microseconds of a sum), rising
+    whole_us: list[tuple[int, float]] = []  # (rows, microseconds of a step that no rank is spared), rising
+
+    def sum_of(self, size: int, ranks: int) -> float:
+        """Microseconds; of ranks that were not measured those of the next more, or of the most. Beyond the largest sum
+        measured by its bytes."""
+        known = min((each for each in self.sum_us if each >= ranks), default=max(self.sum_us))
+        sizes, times = zip(*self.sum_us[known], strict=True)
+        return float(np.interp(size, sizes, times) * max(1.0, size / sizes[-1]))
+
+    def share_of(self, ms: float, rows: int, ranks: int) -> float:
+        """Milliseconds that a step of one rank takes each of some, but for sums."""
+        known, times = zip(*self.whole_us or [(1, 0.0)], strict=True)
+        whole = float(np.interp(rows, known, times)) / 1e3
+        return min(ms, whole + (ms - whole) / ranks)
 
 
 class StepCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -140,13 +154,11 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return float(experts * (1 - (1 - chosen / experts) ** tokens))
 
     def _sums(self, tokens: int) -> float:
-        """Milliseconds in which ranks meet; beyond the largest sum measured by its bytes."""
+        """Milliseconds in which ranks meet."""
         if self.sharing is None or self.tensor_parallel_size == 1:
             return 0.0
-        sizes, times = zip(*self.sharing.sum_us, strict=True)
         size = tokens * self.sharing.token_bytes
-        each = float(np.interp(size, sizes, times)) * max(1.0, float(size) / sizes[-1])
-        return float(self.sharing.sums * each / 1e3)
+        return self.sharing.sums * self.sharing.sum_of(size, self.tensor_parallel_size) / 1e3
 
     def shared_by(self, ranks: int) -> StepCosts:
         """Of so many ranks, from these of one: each reads and multiplies its share, and all meet in sums. Raises
@@ -159,10 +171,11 @@ class StepCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                 "the model: measure with as many (see costs)",
                 "tp",
             )
-        of_cache = 1 / min(ranks, self.sharing.kv_heads)
+        of_cache, share_of = 1 / min(ranks, self.sharing.kv_heads), self.sharing.share_of
         room = ranks * self.num_blocks * self.sharing.block_bytes + (ranks - 1) * self.sharing.weight_bytes
         return msgspec.structs.replace(
-            self, tensor_parallel_size=ranks, decode_ms=[(rows, ms / ranks) for rows, ms in self.decode_ms],
+            self, tensor_parallel_size=ranks,
+            decode_ms=[(rows, share_of(ms, rows, ranks)) for rows, ms in self.decode_ms],
             context_ns=self.context_ns * of_cache, prompt_us=self.prompt_us / ranks, pair_ns=self.pair_ns / ranks,
             head_us=self.head_us / ranks, shared_ns=self.shared_ns / ranks,
             num_blocks=int(room / (ranks * self.sharing.block_bytes * of_cache)),

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.scale.compared import TOLERANCE, Figure, compared, table
+from benchmarks.scale import step_costs
+from benchmarks.scale.compared import FIGURES, TOLERANCE, Figure, compared, table
 from benchmarks.scale.step_costs import fit_prompts, simulated_prompts
 from quire.cli.main import main
 from quire.config.simulate import SimulateConfig
@@ -105,8 +106,9 @@ def test_weights_are_read_once_and_experts_as_far_as_they_are_hit() -> None:
 
 def test_ranks_share_what_they_can_and_meet() -> None:
     sharing = Sharing(
-        sums=64, token_bytes=8192, kv_heads=8, weight_bytes=16_000, block_bytes=16, sum_us=[(8192, 10.0), (81920, 20.0)]
-    )
+        sums=64, token_bytes=8192, kv_heads=8, weight_bytes=16_000, block_bytes=16,
+        sum_us={2: [(8192, 10.0), (81920, 20.0)], 4: [(8192, 30.0), (81920, 40.0)]},
+    )  # fmt: skip
     one = msgspec.structs.replace(PLAIN, sharing=sharing, context_ns=8.0)
     two = one.shared_by(2)
     assert two.shared_by(2) is two
@@ -114,6 +116,15 @@ def test_ranks_share_what_they_can_and_meet() -> None:
     assert two.context_ns == 4.0
     gap = simulate(asked(Line(101, prompt_tokens=1)), two).token_gap.p50
     assert gap == pytest.approx(5.0 + 0.64, rel=0.01)
+    for ranks, us in ((3, 30.0), (4, 30.0), (8, 30.0)):  # sums of as many, of the next more, or of the most
+        gap = simulate(asked(Line(101, prompt_tokens=1)), one.shared_by(ranks)).token_gap.p50
+        assert gap == pytest.approx(10.0 / ranks + 64 * us / 1e3, rel=0.01)
+    assert sharing.sum_of(8 * 81920, 2) == 160.0  # as much longer as it is
+    partly = msgspec.structs.replace(
+        one, sharing=msgspec.structs.replace(sharing, whole_us=[(1, 2000.0), (10, 11000.0)])
+    )
+    for rows, ms in ((1, 2 + 8 / 2), (10, 10)):  # never longer than alone
+        assert dict(partly.shared_by(2).decode_ms)[rows] == pytest.approx(ms)
     with pytest.raises(ConfigError, match="tp=2: the costs are of tp=1"):
         PLAIN.shared_by(2)
     with pytest.raises(ConfigError, match="tp=4: the costs are of tp=2"):
@@ -124,8 +135,9 @@ def test_ranks_share_what_they_can_and_meet() -> None:
     ("file", "model", "tests", "count"),
     [
         ("2026-11-22-374cd16-nvidia-h200.json", "qwen3-0.6b", ("T1b", "T4"), 2),
-        ("2026-11-22-339ae7a-nvidia-h200-fp8.json", "llama-3.1-8b+fp8", ("T1",), 1),
-        ("2026-11-22-e1ffaa5-two-nvidia-h200-tp2.json", "llama-3.1-8b", ("T1", "T2"), 4),
+        ("2026-11-26-a14a6972-nvidia-h200.json", "llama-3.1-8b+fp8", ("T1",), 1),
+        ("2026-11-26-70d40cda-nvidia-h200-ranks.json", "llama-3.1-8b", ("T1", "T2"), 3),
+        ("2026-11-26-266f1d72-nvidia-h200-ranks.json", "llama-3.1-8b", ("T1", "T2"), 3),
         ("2026-11-23-404fcca-nvidia-h200-experts.json", "qwen3-30b-a3b", ("T1",), 1),
     ],
 )
@@ -135,6 +147,67 @@ def test_it_foretells_what_an_h200_did(file: str, model: str, tests: tuple[str, 
     assert len(found) == count
     for figure in found:
         assert abs(figure.error) <= TOLERANCE, figure
+
+
+def test_copies_behind_one_server_are_foretold_as_copies() -> None:
+    """Of a file that two commands wrote, one of them with four times the requests."""
+    file = "2026-11-26-57bf9d44-nvidia-h200-serve.json"
+    of = {figure.case: figure for figure in compared(file, ["llama-3.1-8b"], ["T5"]) if figure.metric == "output_tok_s"}
+    assert of.keys() == {"rate=inf", "dp=4 rate=inf"}
+    for figure in of.values():
+        assert abs(figure.error) <= TOLERANCE, figure
+    assert of["dp=4 rate=inf"].simulated > 3.9 * of["rate=inf"].simulated
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "failed", "why"),
+    [
+        ("dp=2,rate=4", "--data-parallel-size 4", 0, "no command that is modelled"),
+        ("pp=2,rate=4", "--pipeline-parallel-size 2", 0, "no command that is modelled"),
+        ("rate=4", "--max-num-seqs 8", 0, "no command that is modelled"),
+        ("rate=4", "", 3, "its requests failed"),
+    ],
+)
+def test_servers_that_cannot_be_foretold_are_named(
+    case: str, options: str, failed: int, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"seconds": 1.0, "requests_at_once": 10, "options": options}
+    row = {"test": "T5", "model": "llama-3.1-8b", "case": case, "metric": "failed", "value": failed}
+    assert not list(FIGURES["T5"]("a.json", "llama-3.1-8b", {"settings": settings, "rows": [row]}))
+    assert capsys.readouterr().out == f"left out: a.json llama-3.1-8b T5 {case}: {why}\n"
+
+
+def test_runs_whose_costs_would_be_of_another_day_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    file = "2026-11-22-e1ffaa5-two-nvidia-h200-tp2.json"  # no sums of that time
+    assert not list(compared(file, ["llama-3.1-8b"], ["T1"]))
+    assert (
+        f"left out: {file} llama-3.1-8b T1 tp=2: what it lacks was measured on another day" in capsys.readouterr().out
+    )
+
+
+def test_costs_are_of_their_time() -> None:
+    """Sums of ranks take less since a commit that came between these files; costs that come along have the newest."""
+    before, after = "2026-11-26-5e3a1b71-nvidia-h200-ranks.json", "2026-11-26-266f1d72-nvidia-h200-ranks.json"
+    found = [
+        step_costs.fit(file, "llama-3.1-8b", at).sharing
+        for file, at in (
+            (before, step_costs.date(before)),
+            (after, step_costs.date(after)),
+            (before, step_costs.NEWEST),
+        )
+    ]
+    then, later, newest = (sharing.sum_of(1 << 20, 4) for sharing in found if sharing is not None)
+    assert later < 0.8 * then
+    assert newest < 0.8 * then
+
+
+@pytest.mark.parametrize("name", known_costs())
+def test_costs_that_come_along_say_what_they_are_of(name: str) -> None:
+    costs = load_costs(name)
+    steps, *others = costs.source.split(", ")
+    assert all(step_costs.read(other)["rows"] for other in others)
+    made = step_costs.fit(steps, costs.model, step_costs.date(steps))
+    assert dict(made.decode_ms) == pytest.approx(dict(costs.decode_ms))
 
 
 def test_the_table_says_what_is_outside() -> None:
