@@ -33,6 +33,7 @@ from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
 BIG_GPU_BYTES, LARGE_GPU_BYTES = 70 * 1024**3, 120 * 1024**3
+STAGES_TOKENS = 4096  # of a step: a stage computes a chunk of a prompt while the next one has the chunk before
 Part = Literal["all", "tokenizer", "config"]
 _DRAFTS = "or leave speculative_config out; ranks of tensor_parallel_size may draft"
 # What of a repository is downloaded, by load_format.
@@ -135,6 +136,8 @@ def _step_sizes(
     usual = 2048 if runs_on_cpu(device) else (8192 if serving else 16384) if big else 4096
     if memory >= LARGE_GPU_BYTES and not serving and copies == 1 and expert_keys(info):
         usual = 32768  # the more tokens, the fewer of an expert's tiles are half empty
+    if config.runtime.pipeline_parallel_size > 1:
+        usual = min(usual, STAGES_TOKENS)
     seqs = config.schedule.max_num_seqs or (64 if runs_on_cpu(device) else 1024 if big else 256)
     return seqs, config.schedule.max_num_batched_tokens or copies * usual
 

@@ -97,6 +97,7 @@ def test_tokens_of_a_step_by_memory(tmp_path: Path) -> None:
     assert tokens(140) == [16384, 32768]
     assert tokens(140, serving=True) == [8192, 8192]
     assert tokens(140, prefill_context_parallel_size=2) == [32768, 32768]
+    assert tokens(140, pipeline_parallel_size=2) == [4096, 4096]
     assert tokens(140, max_num_batched_tokens=9000) == [9000, 9000]
 
 
