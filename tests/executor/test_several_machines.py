@@ -207,7 +207,7 @@ def test_the_demo_model_over_a_ray_cluster(cluster: str, monkeypatch: pytest.Mon
     params = SamplingParams(max_tokens=12, temperature=0)
     found = []
     for options in ({}, {"tensor_parallel_size": RANKS, "distributed_executor_backend": "ray"}):
-        with LLM(device="cpu", num_threads=1, max_num_seqs=4, enable_prefix_caching=True, **options) as llm:  # type: ignore[arg-type]
+        with LLM(device="cpu", dtype="float32", num_threads=1, max_num_seqs=4, **options) as llm:  # type: ignore[arg-type]
             found.append(
                 [output.outputs[0].text for output in llm.generate(["One", "Two and"], params, use_tqdm=False)]
             )
