@@ -1,4 +1,4 @@
-"""The tables in docs/performance.md, from files in benchmarks/results.
+"""The tables in docs/performance.md, and the one in README.md, from files in benchmarks/results.
 
     python -m benchmarks.report [COMMIT ...] [--device nvidia-h200] [--check]
 
@@ -18,8 +18,10 @@ from typing import NamedTuple
 
 from benchmarks import peers, results_file
 
-PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
+ROOT = Path(__file__).parents[1]
+PAGE, README = ROOT / "docs" / "performance.md", ROOT / "README.md"
 BEGIN, END = re.compile(r"<!-- report: (\w+(?: \w+)*) (\S+) -->\n"), "<!-- report: end -->"
+BEGIN_SHORT = "<!-- report -->\n"
 BESIDE_PEERS = ["qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b"]
 # What a row is called, test, case ("" of T1: the median of its rounds), metric, digits.
 FIGURES = [
@@ -38,6 +40,14 @@ FIGURES = [
 ]
 SHORT = ["T1", "T2 1", "8", "64", "T3 1,024", "8,192", "32,768", "16 × 4,096"]
 OF_SHORT = [0, 2, 3, 4, 5, 6, 7, 8]  # of FIGURES
+IN_README = {
+    0: "256 requests at once, 100–1,024 tokens in and out (output tok/s)",
+    2: "decode at batch 1 (ms a token)",
+    4: "decode at batch 64 (ms a step)",
+    7: "first token of a 32,768-token prompt (ms)",
+    9: "256 requests that share 4,096 tokens, 64 out (s)",
+    11: "process start to first token, second start (s)",
+}  # of FIGURES
 
 
 class Measured(NamedTuple):
@@ -73,23 +83,22 @@ def peer(model: str, test: str, case: str, metric: str) -> float | None:
     return statistics.median(found) if found else None
 
 
-def tables(commits: list[str], device: str) -> str:
-    found: dict[tuple[str, str, str, str], Measured] = {}
+Found = dict[tuple[str, str, str, str], Measured]
+
+
+def of_commits(commits: list[str], device: str) -> Found:
+    """Each figure from the first commit that has it."""
+    found: Found = {}
     for commit in commits:
         if not (more := measured(commit, device)):
             raise SystemExit(f"no file of {commit} on {device} in {results_file.FOLDER}")
         found = more | found
-    lines = ["| | " + " | ".join(f"{model} | peer | floor" for model in BESIDE_PEERS) + " |"]
-    lines.append("|---" * (1 + 3 * len(BESIDE_PEERS)) + "|")
-    for title, test, case, metric, digits in FIGURES:
-        cells = [title]
-        for model in BESIDE_PEERS:
-            one, theirs = found.get((model, test, case, metric)), peer(model, test, case, metric)
-            ours = one.value if one else None
-            first = None if ours is None or theirs is None else (ours > theirs) == (metric == "output_tok_s")
-            cells += [bold(number(ours, digits), first), bold(number(theirs, digits), first is False)]
-            cells.append(number(one.floor if one else None, digits))
-        lines.append("| " + " | ".join(cells) + " |")
+    return found
+
+
+def tables(found: Found) -> str:
+    """Of the page."""
+    lines = beside_peers(found, {number: title for number, (title, *_) in enumerate(FIGURES)}, floors=True)
     others = sorted({model for model, *of in found if tuple(of) in {FIGURES[index][1:4] for index in OF_SHORT}})
     lines += ["", "| | " + " | ".join(SHORT) + " |", "|---" * (1 + len(SHORT)) + "|"]
     for model in others:
@@ -102,21 +111,50 @@ def tables(commits: list[str], device: str) -> str:
     return "\n".join(lines)
 
 
+def beside_peers(found: Found, titles: dict[int, str], *, floors: bool) -> list[str]:
+    """A table's lines. titles: of those FIGURES that it has."""
+    columns = " | peer | floor" if floors else " | peer"
+    lines = ["| | " + " | ".join(f"{model}{columns}" for model in BESIDE_PEERS) + " |"]
+    lines.append("|---" * (1 + (3 if floors else 2) * len(BESIDE_PEERS)) + "|")
+    for index, title in titles.items():
+        _, test, case, metric, digits = FIGURES[index]
+        cells = [title]
+        for model in BESIDE_PEERS:
+            one, theirs = found.get((model, test, case, metric)), peer(model, test, case, metric)
+            ours = one.value if one else None
+            first = None if ours is None or theirs is None else (ours > theirs) == (metric == "output_tok_s")
+            cells += [bold(number(ours, digits), first), bold(number(theirs, digits), first is False)]
+            cells += [number(one.floor if one else None, digits)] if floors else []
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def between(text: str, begin: str, wanted: str) -> str:
+    """The text with what is `wanted` from `begin`, which it may change, up to the next END."""
+    start = text.index(begin)
+    return text[:start] + wanted + text[text.index(END, start) :]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commits", nargs="*")
     parser.add_argument("--device", default="nvidia-h200")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    page = PAGE.read_text(encoding="utf-8")
+    page, readme = PAGE.read_text(encoding="utf-8"), README.read_text(encoding="utf-8")
     begin = BEGIN.search(page)
     assert begin
     commits, device = (args.commits, args.device) if args.commits else (begin[1].split(), begin[2])
-    wanted = f"<!-- report: {' '.join(commits)} {device} -->\n{tables(commits, device)}\n"
-    wanted = page[: begin.start()] + wanted + page[page.index(END) :]
+    found = of_commits(commits, device)
+    short = "\n".join(beside_peers(found, IN_README, floors=False))
+    wanted = {
+        PAGE: between(page, begin[0], f"<!-- report: {' '.join(commits)} {device} -->\n{tables(found)}\n"),
+        README: between(readme, BEGIN_SHORT, f"{BEGIN_SHORT}{short}\n"),
+    }
     if args.check:
-        sys.exit(page != wanted)
-    PAGE.write_text(wanted, encoding="utf-8")
+        sys.exit(wanted != {PAGE: page, README: readme})
+    for path, text in wanted.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

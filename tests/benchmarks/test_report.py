@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md are those of the files of results."""
+"""The tables of docs/performance.md and README.md are those of the files of results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks import report
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_page_says_what_the_files_say() -> None:
+def test_pages_say_what_the_files_say() -> None:
     command = [sys.executable, "-m", "benchmarks.report", "--check"]
     assert subprocess.run(command, cwd=ROOT, check=False).returncode == 0, "run python -m benchmarks.report"
 
@@ -24,10 +24,10 @@ def test_who_is_better_is_bold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "peer", lambda *_: 100.0)
     steps, rate = ("llama-3.1-8b", "T2", "batch=1", "step_ms"), ("llama-3.1-8b", "T1", "", "output_tok_s")
     found = {steps: report.Measured(101.0, 90.0), rate: report.Measured(101.0, 200.0)}
-    monkeypatch.setattr(report, "measured", lambda *_: found)
-    lines = report.tables(["0"], "a").splitlines()
+    lines = report.tables(found).splitlines()
     assert "| **101** | 100 | 200 |" in lines[2]
     assert "| 101.000 | **100.000** | 90.000 |" in lines[4]
+    assert report.beside_peers(found, {2: "a step"}, floors=False)[2:] == ["| a step | 101.000 | **100.000** |"]
 
 
 def test_a_figure_is_the_first_commits_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,8 +38,8 @@ def test_a_figure_is_the_first_commits_that_has_it(monkeypatch: pytest.MonkeyPat
         "new": {steps: report.Measured(2.5, 2.0)},
     }
     monkeypatch.setattr(report, "measured", lambda commit, _: of.get(commit, {}))
-    lines = report.tables(["new", "old"], "a").splitlines()
+    lines = report.tables(report.of_commits(["new", "old"], "a")).splitlines()
     assert "| 7 |" in lines[2]
     assert "| **2.500** |" in lines[4]
     with pytest.raises(SystemExit, match="no file of another"):
-        report.tables(["new", "another"], "a")
+        report.of_commits(["new", "another"], "a")
