@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,7 @@ from quire.worker.batch import SIZE_STEP, round_size
 from quire.worker.masked_step import MaskedStep
 from quire.worker.memory import Memory, size_cache
 from quire.worker.pages import Pages, lay_out
+from quire.worker.phases import Phases
 from quire.worker.pooling_runner import PoolingRunner
 from quire.worker.profiler import Profiler
 from quire.worker.readback import StepHandle
@@ -70,7 +70,7 @@ class Worker:
         self._rank = rank
         self._group: Group | None = None  # None: this is the only one
         self._platform = select_platform(resolved.device)
-        self._phases: dict[str, float] = {}
+        self._phases = Phases(rank)
         self._max_model_len = resolved.max_model_len  # less once it is known what fits
         self.runner: Runner | PoolingRunner | None = None
         self._counted = 0  # bytes of `_kept` that are this engine's
@@ -109,7 +109,7 @@ class Worker:
     def _start(self) -> WorkerReport:
         resolved, config, info = self._resolved, self._resolved.config, self._resolved.info
         self._streams, rehearsal = self._set_up(), self._new_rehearsal()
-        with self._phase("build"):
+        with self._phases.at("build"):
             self._model = model = self._build_model()
         if self._device.type == "cpu" and not config.runtime.num_threads and model.num_bytes() < _SMALL_MODEL:
             torch.set_num_threads(1)
@@ -122,23 +122,23 @@ class Worker:
         assembly.share_memory()
         setup = ProcessorSetup(info.vocab_size, self._device, Path(info.path))
         processors = make_processors(config.model.logits_processors if self._rank.samples else [], setup)
-        with self._phase("rehearse"):
+        with self._phases.at("rehearse"):
             rehearsal = self._rehearse(assembly, rehearsal)
-        with self._phase("weights"):
+        with self._phases.at("weights"):
             self._load_weights()
             if self._is_foreign:  # which its weights alone describe
                 rehearsal = self._rehearse(assembly, self._new_rehearsal())
-        with self._phase("compile"):
+        with self._phases.at("compile"):
             _wait_for(rehearsal)
-        with self._phase("profile"):
+        with self._phases.at("profile"):
             memory = self._measure(assembly)
         size = size_cache(resolved, pages, memory)
         if self._group is not None:
             size = size.at_most(*self._group.smallest(size.num_blocks, size.max_model_len))
         self._max_model_len = size.max_model_len
-        with self._phase("kv_cache"):
+        with self._phases.at("kv_cache"):
             self.runner = assembly.runner(size.num_blocks, size.max_model_len, processors=processors)
-        with self._phase("graphs"):
+        with self._phases.at("graphs"):
             if not self._capture():
                 self.runner = None  # whose cache must be gone before there is another
                 self.runner = assembly.runner(
@@ -156,7 +156,7 @@ class Worker:
             kv_bytes=size.num_blocks * pages.page_bytes,
             free_bytes=self._platform.free_bytes(),
             attention_backend=assembly.backend_name,
-            phases=self._phases,
+            phases=self._phases.seconds,
             mixed_sizes=self.runner.mixed_sizes if isinstance(self.runner, Runner) else [],
             prompt_cost=assembly.prompt_cost(),
             model_work=assembly.model_work(self._platform.device_name()),
@@ -240,12 +240,12 @@ class Worker:
 
     def _set_up(self) -> Streams:
         """The device, and the other ranks if there are any."""
-        with self._phase("device"):
+        with self._phases.at("device"):
             self._threads_before = torch.get_num_threads()
             self._device = self._platform.set_up(self._resolved.config.runtime.num_threads, self._rank)
             streams = Streams(self._device, runs_ahead=self._platform.runs_ahead)
             self._free_at_start = self._platform.free_bytes()
-        with self._phase("ranks"):
+        with self._phases.at("ranks"):
             self._group = self._meet() if self._rank.size > 1 else None
         return streams
 
@@ -254,12 +254,6 @@ class Worker:
         redundant = ExpertBalance.read(runtime).num_redundant_experts
         whole = runtime.enable_expert_parallel
         return Group(self._rank, self._device, whole_experts=whole, redundant_experts=redundant)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self._phases[name] = time.perf_counter() - began
 
     @property
     def _mark(self) -> str:
