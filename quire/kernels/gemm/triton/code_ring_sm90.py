@@ -24,6 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.gemm.codes import BLOCK, Codes
 from quire.kernels.gemm.triton.code_words import word_layout
 from quire.kernels.gemm.triton.codes import arguments
+from quire.kernels.gemm.triton.fp8_ring_sm90 import of_lines
 from quire.kernels.gemm.triton.skinny_registers import _mma
 from quire.kernels.triton.launch import has_pdl, num_processors
 
@@ -190,18 +191,9 @@ def _keep_row(xs, gains, kept, factors, sums, squared, NORM: gl.constexpr, ZERO:
 def _of_step(
     ptr, count, group, groups, N, blocks, STEPS: gl.constexpr, GATED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Scales, or zeros, of a program's step number `count`: of a block a warp those of a unit's lines, [warps, 16]; 0
-    behind a line's `blocks`."""
-    W: gl.constexpr = gl.num_warps()
-    line = gl.arange(0, 16, gl.SliceLayout(0, LAYOUT))[None, :]
-    block = count % STEPS * W + gl.arange(0, W, gl.SliceLayout(1, LAYOUT))[:, None]
-    unit = group + count // STEPS * groups
-    n = unit * 16 + line
-    at = n
-    if GATED:
-        n = unit * 8 + line % 8
-        at = n + line // 8 * N
-    return gl.load(ptr + at * blocks + block, (n < N) & (block < blocks), 0.0)
+    """Scales, or zeros, of a program's step number `count`."""
+    unit, block = group + count // STEPS * groups, count % STEPS * gl.num_warps()
+    return of_lines(ptr, unit, block, N, blocks, GATED, LAYOUT)
 
 
 @gluon.jit

@@ -287,17 +287,18 @@ def _add_up(
 
 
 @gluon.jit
-def _scales(scale_ptr, unit, block, N, blocks, GATED: gl.constexpr, MMA: gl.constexpr):
-    """Of a unit's lines, for the blocks from `block` on that warps have [warps, 16, 1]; 0 behind a line's `blocks`."""
-    line = gl.arange(0, 16, gl.SliceLayout(0, gl.SliceLayout(2, MMA)))[None, :, None]
-    own = block + gl.arange(0, gl.num_warps(), gl.SliceLayout(1, gl.SliceLayout(2, MMA)))[:, None, None]
+def of_lines(ptr, unit, block, N, blocks, GATED: gl.constexpr, LAYOUT: gl.constexpr):
+    """Scales, or whatever else lines have of their `blocks`: of a unit's lines, for the blocks from `block` on that
+    warps have [warps, 16]; 0 behind a line's last."""
+    line = gl.arange(0, 16, gl.SliceLayout(0, LAYOUT))[None, :]
+    own = block + gl.arange(0, gl.num_warps(), gl.SliceLayout(1, LAYOUT))[:, None]
     if GATED:
         n = unit * 8 + line % 8
         line = n + line // 8 * N
     else:
         n = unit * 16 + line
         line = n
-    return gl.load(scale_ptr + line * blocks + own, (n < N) & (own < blocks), 0.0).to(gl.float32)
+    return gl.load(ptr + line * blocks + own, (n < N) & (own < blocks), 0.0)
 
 
 @gluon.jit
@@ -314,15 +315,16 @@ def _consume(
     COLUMNS: gl.constexpr = parts.shape[2]
     ONE: gl.constexpr = kept.shape[1] == 1
     MMA: gl.constexpr = _mma(W)
+    LINES: gl.constexpr = gl.SliceLayout(2, MMA)
     LEFT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=MMA, k_width=2)
     RIGHT: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=MMA, k_width=2)
     WORDS: gl.constexpr = _word_layout(W)
     LAYOUT: gl.constexpr = _results(W, OUTPUTS)
     RESULT: gl.constexpr = gl.SliceLayout(0, LAYOUT)
     if BLOCKS:  # no kernel of a step writes them; they are asked for two steps ahead
-        times = _scales(scale_ptr, group, share * STEPS * W, N, blocks, GATED, MMA)
-        coming = _scales(
-            scale_ptr, group + 1 // STEPS * groups, (share * STEPS + 1 % STEPS) * W, N, blocks, GATED, MMA
+        times = of_lines(scale_ptr, group, share * STEPS * W, N, blocks, GATED, LINES)
+        coming = of_lines(
+            scale_ptr, group + 1 // STEPS * groups, (share * STEPS + 1 % STEPS) * W, N, blocks, GATED, LINES
         )  # fmt: skip
     if PDL:
         gdc_wait()
@@ -358,7 +360,7 @@ def _consume(
             if BLOCKS:
                 after = i * STEPS + step + 2
                 unit = group + after // STEPS * groups
-                later = _scales(scale_ptr, unit, (share * STEPS + after % STEPS) * W, N, blocks, GATED, MMA)
+                later = of_lines(scale_ptr, unit, (share * STEPS + after % STEPS) * W, N, blocks, GATED, LINES)
             mbarrier.wait(full.index(stage), parity)
             words = ring.index(stage).load(WORDS)
             x, x_late = _x_operands(kept.index(step), RIGHT)
@@ -376,7 +378,7 @@ def _consume(
             early, late = _operands(words, kept.dtype, ONE, INTEGERS, LEFT)
             if BLOCKS:
                 nothing = gl.zeros([W, 16, COLUMNS], gl.float32, MMA)
-                acc += (mma_v2(early, x, nothing) + mma_v2(late, x_late, nothing)) * times
+                acc += (mma_v2(early, x, nothing) + mma_v2(late, x_late, nothing)) * times.to(gl.float32)[:, :, None]
                 times = coming
                 coming = later
             else:
