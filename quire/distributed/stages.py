@@ -20,6 +20,7 @@ from quire.types.ranks import Rank
 
 _STATES, _TOKENS = 0, 1  # kinds of messages
 _TAGS = 1 << 20  # steps after which the numbers of messages begin anew
+_MOST_UNASKED = 6  # steps' tokens: the library keeps eight messages for who has not asked, then their sender waits
 
 
 class _Sampled(NamedTuple):
@@ -79,7 +80,7 @@ class Pipeline:
         if not self.is_first:
             return
         needed = max((self._step_of_seat.get(seat, -1) for seat in decoding.tolist()), default=-1)
-        while self._sampled and (self._sampled[0].step <= needed or len(self._sampled) > 2 * self._rank.stages + 2):
+        while self._sampled and (self._sampled[0].step <= needed or len(self._sampled) > _MOST_UNASKED):
             self._take(last_token)
 
     def sample(self, step: int, seats: np.ndarray, samples: np.ndarray, tokens: torch.Tensor) -> None:
