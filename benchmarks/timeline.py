@@ -4,7 +4,8 @@
                                   [--adapters 32] [--json FILE]
 
 ROWSxCONTEXT: so many prompts of so many tokens. Medians over the steps of one run in which all rows decode; the kernels
-are those of one step in the middle. --adapters: that the rows have, in turn, of ranks 16 and 8. "idle" is time in which
+are those of one step in the middle, and below them by name what all of it take until the next one begins. --adapters:
+that the rows have, in turn, of ranks 16 and 8. "idle" is time in which
 no kernel runs. A kernel may start before its predecessor has ended (dependent launch): its gap is negative then.
 Of several ranks (--options '{"tensor_parallel_size": 2}') it is the first one's.
 """
@@ -111,6 +112,18 @@ def show(case: str, steps: Sequence[Sequence[Kernel]], figures: dict[str, float]
             print(f"  {kernel.start - begin:9.1f}  gap {gap:6.1f}  took {took:7.1f}  {kernel.name[:80]}")
         elif number == HEAD:
             print("  …")
+    for name, (count, micros) in by_name(step).items():
+        print(f"  {micros:9.1f} of {count:4} × {name[:80]}")
+
+
+def by_name(step: Sequence[Kernel]) -> dict[str, tuple[int, float]]:
+    """How many kernels of a name a step has, and how many microseconds pass from their starts to those of the next: of
+    kernels that overlap only what nobody else takes. The longest first."""
+    found: dict[str, tuple[int, float]] = {}
+    for kernel, after in itertools.zip_longest(step, step[1:]):
+        count, micros = found.get(kernel.name, (0, 0.0))
+        found[kernel.name] = count + 1, micros + (kernel.end if after is None else after.start) - kernel.start
+    return dict(sorted(found.items(), key=lambda item: -item[1][1]))
 
 
 def main() -> None:

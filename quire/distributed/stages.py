@@ -30,7 +30,6 @@ class _Sampled(NamedTuple):
     seats: np.ndarray  # plan order, of rows that sample
     rows: np.ndarray  # int64, the same rows' places in the plan
     num_rows: int  # of the plan
-    tag: int
 
 
 class Pipeline:
@@ -63,12 +62,12 @@ class Pipeline:
     def receive(self, tokens: int) -> None:
         """Fill the inbox with what the stage before made of the step's tokens."""
         if not self.is_first:
-            self._receive(self.inbox[:tokens], self._rank.index - self._rank.width, _STATES, self._tag(_STATES))
+            self._receive(self.inbox[:tokens], self._rank.index - self._rank.width, _STATES, self._number)
 
     def send(self, tokens: int) -> None:
         """Hand on what the outbox holds."""
         if not self.is_last:
-            self._send(self.outbox[:tokens].clone(), self._rank.index + self._rank.width, _STATES)
+            self._send(self.outbox[:tokens].clone(), self._rank.index + self._rank.width, _STATES, self._number)
 
     # -- tokens, back -------------------------------------------------------------------------------------------
 
@@ -88,16 +87,16 @@ class Pipeline:
         if self.is_first == self.is_last or not samples.any():
             return
         if self.is_last:
-            self._send(tokens.clone(), self._rank.index - self._span, _TOKENS)
+            self._send(tokens.clone(), self._rank.index - self._span, _TOKENS, step)
         elif self.is_first:
             own = np.flatnonzero(samples)
-            self._sampled.append(_Sampled(step, seats[own], own, len(seats), self._tag(_TOKENS)))
+            self._sampled.append(_Sampled(step, seats[own], own, len(seats)))
             self._step_of_seat.update(dict.fromkeys(seats[own].tolist(), step))
 
     def _take(self, last_token: torch.Tensor) -> None:
         """The oldest tokens that are not here become their seats' last ones. What comes for a seat that somebody else
         has by now is written over by his own token before it is read."""
-        step, seats, rows, _, _ = sampled = self._sampled.popleft()
+        step, seats, rows, _ = sampled = self._sampled.popleft()
         own = self._fetch(sampled)[upload(torch.from_numpy(rows), self._device)]
         last_token[upload(torch.from_numpy(seats.astype(np.int64)), self._device)] = own
         for seat in seats.tolist():
@@ -107,7 +106,7 @@ class Pipeline:
     def _fetch(self, sampled: _Sampled) -> torch.Tensor:
         """int32 [rows of the plan], once they are here."""
         tokens = torch.empty(sampled.num_rows, dtype=torch.int32, device=self._device)
-        self._receive(tokens, self._rank.index + self._span, _TOKENS, sampled.tag)
+        self._receive(tokens, self._rank.index + self._span, _TOKENS, sampled.step)
         return tokens
 
     def drain(self) -> None:
@@ -123,26 +122,26 @@ class Pipeline:
         first step, after whose tokens the first stage may never ask."""
         nothing = torch.zeros(1, dtype=torch.int32, device=self._device)
         if self.is_first and not self.is_last:
-            self._receive(nothing, self._rank.index + self._span, _TOKENS, self._tag(_TOKENS))
+            self._receive(nothing, self._rank.index + self._span, _TOKENS, self._number)
         elif self.is_last and not self.is_first:
-            self._send(nothing, self._rank.index - self._span, _TOKENS)
+            self._send(nothing, self._rank.index - self._span, _TOKENS, self._number)
 
     @property
     def _span(self) -> int:
         """From a rank of the first stage to its like of the last one."""
         return self._rank.size - self._rank.width
 
-    def _send(self, message: torch.Tensor, to: int, kind: int) -> None:
-        work = dist.isend(message, to, group=self._links[kind], tag=self._tag(kind))
+    def _send(self, message: torch.Tensor, to: int, kind: int, step: int) -> None:
+        work = dist.isend(message, to, group=self._links[kind], tag=self._tag(kind, step))
         assert work is not None
         self._unsent.append((work, message))
 
-    def _receive(self, into: torch.Tensor, of: int, kind: int, tag: int) -> None:
+    def _receive(self, into: torch.Tensor, of: int, kind: int, step: int) -> None:
         """On a GPU it is the stream that waits."""
-        work = dist.irecv(into, of, group=self._links[kind], tag=tag)
+        work = dist.irecv(into, of, group=self._links[kind], tag=self._tag(kind, step))
         assert work is not None
         work.wait()
 
-    def _tag(self, kind: int) -> int:
+    def _tag(self, kind: int, step: int) -> int:
         """Steps' messages are told apart where the library can."""
-        return 0 if self._device.type == "cuda" else 2 * (self._number % _TAGS) + kind
+        return 0 if self._device.type == "cuda" else 2 * (step % _TAGS) + kind
