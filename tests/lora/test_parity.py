@@ -151,3 +151,29 @@ def test_adapters_of_one_batch_leave_each_other_alone(tmp_path: Path) -> None:
         for one, other in zip(alone, together, strict=True):
             assert one.outputs[0].token_ids == other.outputs[0].token_ids
             torch.testing.assert_close(scores(one), scores(other), atol=1e-4, rtol=0)
+
+
+def test_thirty_two_adapters_of_one_batch_are_each_as_alone(tmp_path: Path) -> None:
+    """Of six ranks and four sets of targets, all in one step, with a row without any among them."""
+    model = checkpoints.make("Llama")
+    base = checkpoints.save(model, tmp_path / "base")
+    ranks, targets = (1, 2, 3, 4, 8, 16), ("all-linear", ["q_proj"], ["down_proj", "o_proj"], ["v_proj", "gate_proj"])
+    requests: list[LoRARequest | None] = [
+        LoRARequest(
+            f"a{i}", i,
+            str(adapters.make(model, tmp_path / f"a{i}", seed=i, r=ranks[i % 6], target_modules=targets[i % 4])),
+        )
+        for i in range(1, 33)
+    ]  # fmt: skip
+    requests.insert(7, None)
+    prompts = [[*PROMPT[i % 5 :], *PROMPT[: i % 5]] for i in range(len(requests))]
+    with LLM(str(base), **OPTIONS, max_loras=32, max_num_seqs=40, max_num_batched_tokens=1024) as llm:
+        together = llm.generate(prompts, ASK, lora_request=requests, use_tqdm=False)
+        llm.reset_prefix_cache()
+        alone = [
+            llm.generate(p, ASK, lora_request=r, use_tqdm=False)[0] for p, r in zip(prompts, requests, strict=True)
+        ]
+    for one, other in zip(alone, together, strict=True):
+        assert one.outputs[0].token_ids == other.outputs[0].token_ids
+        torch.testing.assert_close(scores(one), scores(other), atol=1e-4, rtol=0)
+    assert len({tuple(scores(output).tolist()) for output in alone}) == len(alone)
