@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from quire.attention.base import AttentionBackend, AttentionInputs, LayerCache, PromptAttention
 from quire.attention.recurrent import StateCache
+from quire.distributed.sums_under_way import SumsUnderWay
 from quire.kernels.moe.routes import Live
 from quire.kernels.recurrent.rows import Rows
 
@@ -35,6 +37,13 @@ class StepContext:
     groups: list[GroupContext]
     token_types: torch.Tensor | None = None  # int32 [tokens], of prompts that are pairs; None: all 0
     whole_prompts: bool = False
+    under_way: SumsUnderWay | None = None  # of a step whose sums over ranks are; None: each is there when it is made
+
+    def pieces(self, residual: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Tokens, and their rows of the residual stream: all at once, or as sums arrive that are under way."""
+        if self.under_way is None:
+            return iter([(slice(None), residual)])
+        return self.under_way.pieces(residual)
 
     @property
     def live(self) -> Live | None:

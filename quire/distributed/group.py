@@ -15,6 +15,7 @@ import torch.distributed as dist
 from quire.distributed.contexts import Contexts
 from quire.distributed.peer_memory import Layout, PeerMemory
 from quire.distributed.stages import Pipeline
+from quire.distributed.sums_under_way import MakeAdd, Steps, SumsUnderWay, Travel
 from quire.distributed.topology import Topology
 from quire.types.ranks import Rank
 
@@ -41,6 +42,7 @@ class Group:
         self.samples = rank.samples
         self.device = device
         self.peers: PeerMemory | None = None
+        self.under_way: SumsUnderWay | None = None
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
             init_method=rank.meeting if "://" in rank.meeting else f"file://{rank.meeting}",
@@ -64,10 +66,14 @@ class Group:
             alike = _own([range(lane, rank.size, rank.width) for lane in range(rank.width)])
             self.contexts = Contexts(rank.context, rank.contexts, device, alike)
 
-    def share_memory(self, layout: Layout) -> None:
-        """Let kernels write into other ranks' memory, where they can."""
+    def share_memory(self, layout: Layout, large: tuple[Steps, MakeAdd] | None = None) -> None:
+        """Let kernels write into other ranks' memory, where they can. large: steps whose sums are to be under way."""
         if self.device.type == "cuda" and layout.hidden * layout.itemsize % 4 == 0:
             self.peers = PeerMemory.on_gpu(layout, self.topology, self.device, self._ranks)
+        if self.peers is not None and large is not None:
+            steps, make_add = large
+            travel = Travel.on_gpu(steps, self.topology, make_add, self.device, self._ranks)
+            self.under_way = SumsUnderWay(steps, travel.rows, travel)
 
     def reduce_add(self, partial: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """`residual += the sum of all ranks' partial`, in place; both [m, n], contiguous. May overwrite `partial`.
@@ -124,7 +130,7 @@ class Group:
         return [int(value) for value in every.tolist()]
 
     def close(self) -> None:
-        self.peers = self.pipeline = self.contexts = None
+        self.peers = self.under_way = self.pipeline = self.contexts = None
         if dist.is_initialized():
             dist.destroy_process_group()
 

@@ -13,6 +13,7 @@ import torch
 
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import PeerMemory
+from quire.distributed.sums_under_way import Add
 
 # Among so many at most, where messages take one trip. 16 MiB with the residual: 49 µs, the library's sum and an
 # addition 93; among four, in two trips, 75 and 115 (`benchmarks.ranks`).
@@ -21,7 +22,9 @@ _RANKS_FOR_PIECES = 2
 
 def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> torch.Tensor:
     """`residual += the sum of all ranks' partial` in place, in float32 and rounded once; both [m, n], contiguous, of
-    one dtype. May overwrite `partial`."""
+    one dtype. May overwrite `partial`. Of rows whose sums are under way it is only begun."""
+    if group.under_way is not None and group.under_way.holds(residual):
+        return group.under_way.begin(partial, residual)
     peers = group.peers
     if peers is None or not len(partial) or not _is_as_wide(partial, peers):
         return group.reduce_add(partial, residual)
@@ -37,6 +40,14 @@ def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> t
     for piece, of_residual in zip(partial.split(layout.once_rows), residual.split(layout.once_rows), strict=True):
         across_ranks.reduce_once(piece, of_residual, peers)
     return residual
+
+
+def parts_adder(dtype: torch.dtype, stride: int, rank: int, size: int, device: torch.device) -> Add | None:
+    """What adds up numbers of `dtype`, on a GPU; see `MakeAdd`. In the order of ranks, in float32 and rounded once;
+    strides and counts are multiples of 16."""
+    from quire.kernels.triton import across_ranks
+
+    return across_ranks.parts_adder(dtype, stride, rank, size, device)
 
 
 def gather_columns(part: torch.Tensor, out: torch.Tensor, group: Group) -> torch.Tensor:

@@ -53,6 +53,7 @@ class SelfAttention(nn.Module):
     """
 
     scores = Scores()
+    takes_pieces = False  # whether it asks the step for rows before it reads them, whose sums may be under way
 
     def __init__(self, index: int, keeps: Keeps) -> None:
         super().__init__()
@@ -92,6 +93,7 @@ class Attention(SelfAttention):
     """
 
     ranks: Group | None = None  # that share it
+    takes_pieces = True
 
     def __init__(
         self,
@@ -197,10 +199,8 @@ class Attention(SelfAttention):
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
         cache, place, backend, plan = self._place(ctx)
-        if self._is_plain and isinstance(norm, RMSNorm) and not norm.plus_one:
-            q = self.qkv_proj.qkv_rope_write(x, norm, place)
-        else:
-            q = qk_norm_rope_write(self._prepare(self.qkv_proj(x, norm)), *place)
+        parts = [self._queries(rows, norm, place.of(tokens)) for tokens, rows in ctx.pieces(x)]
+        q = parts[0] if len(parts) == 1 else torch.cat(parts)
         if self.query_scales is not None:
             q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
         if self.dual is not None:
@@ -208,6 +208,12 @@ class Attention(SelfAttention):
         attended = backend.run(q, cache, plan, self.scale, self._per_head)
         y: torch.Tensor = self.o_proj(attended, residual=residual)
         return y
+
+    def _queries(self, x: torch.Tensor, norm: Norm | None, place: QkvTarget) -> torch.Tensor:
+        """Rotated; keys and values go to the cache."""
+        if self._is_plain and isinstance(norm, RMSNorm) and not norm.plus_one:
+            return self.qkv_proj.qkv_rope_write(x, norm, place)
+        return qk_norm_rope_write(self._prepare(self.qkv_proj(x, norm)), *place)
 
     def _place(self, ctx: StepContext) -> tuple[LayerCache, QkvTarget, AttentionBackend | PromptAttention, Any]:
         """Its cache, where queries, keys and values go, and what attends, with its plan."""

@@ -48,8 +48,14 @@ class DecoderLayer(nn.Module):
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         """residual [tokens, hidden]: updated in place and returned."""
         residual = self.self_attn(residual, self.input_layernorm, ctx)
-        y: torch.Tensor = self.mlp(residual, self.post_attention_layernorm)
-        return y
+        for _, rows in ctx.pieces(residual):
+            self.mlp(rows, self.post_attention_layernorm)
+        return residual
+
+    @property
+    def takes_pieces(self) -> bool:
+        """Whether it asks the step for rows before it reads them, whose sums may be under way."""
+        return self.self_attn.takes_pieces
 
 
 class ScaledLayer(DecoderLayer):
@@ -58,6 +64,10 @@ class ScaledLayer(DecoderLayer):
     def __init__(self, self_attn: SelfAttention, mlp: FeedForward, hidden: int, eps: float, scale: float) -> None:
         super().__init__(self_attn, mlp, hidden, eps)
         self.scale = scale
+
+    @property
+    def takes_pieces(self) -> bool:
+        return False
 
     def forward(self, residual: torch.Tensor, ctx: StepContext) -> torch.Tensor:
         residual.add_(self.self_attn.attend(residual, self.input_layernorm, ctx), alpha=self.scale)

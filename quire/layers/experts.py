@@ -426,9 +426,15 @@ class SparseLayer(DecoderLayer):
         live = living(ctx)
         if self.scale == 1.0:
             residual = self.self_attn(residual, self.input_layernorm, ctx)
-            return self.mlp.add(residual, self.post_attention_layernorm, residual, live)
+            for tokens, rows in ctx.pieces(residual):
+                self.mlp.add(rows, self.post_attention_layernorm, rows, live and live.of(tokens))
+            return residual
         residual.add_(self.self_attn.attend(residual, self.input_layernorm, ctx), alpha=self.scale)
         return residual.add_(self.mlp.add(residual, self.post_attention_layernorm, None, live), alpha=self.scale)
+
+    @property
+    def takes_pieces(self) -> bool:
+        return self.scale == 1.0 and super().takes_pieces
 
 
 class SparseOuterNormLayer(OuterNormLayer):

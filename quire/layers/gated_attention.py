@@ -15,6 +15,8 @@ from quire.layers.norm import Norm
 class GatedAttention(Attention):
     """Checkpoints have the gate's rows in q_proj: for each head those of its queries, then those of its gate."""
 
+    takes_pieces = False
+
     def __init__(
         self,
         index: int,

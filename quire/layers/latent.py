@@ -44,6 +44,8 @@ class LatentAttention(SelfAttention):
     query_scales: float32 [positions], that queries are multiplied by.
     """
 
+    takes_pieces = True
+
     def __init__(
         self,
         index: int,
@@ -84,7 +86,8 @@ class LatentAttention(SelfAttention):
         heads, nope, rope, value, rank, _ = self.shape
         cache, group = ctx.caches[self.index], ctx.groups[self.group]
         assert isinstance(cache, LayerCache)
-        q, latent = self._project(x, norm)
+        parts = [self._project(rows, norm) for _, rows in ctx.pieces(x)]
+        q, latent = parts[0] if len(parts) == 1 else map(torch.cat, zip(*parts, strict=True))
         q = q.view(-1, heads, nope + rope)
         if self.query_scales is not None:
             q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)

@@ -465,6 +465,13 @@ class Linear(nn.Module):
     def _sum(self, x: Rows, norm: Norm | None, residual: torch.Tensor | None) -> torch.Tensor:
         """Of the parts that all ranks have of the product, and the residual."""
         assert self.group is not None
+        under_way = self.group.under_way
+        if under_way is not None and residual is not None and isinstance(x, torch.Tensor) and under_way.holds(residual):
+            for piece, rows in zip(under_way.cut(x), under_way.cut(residual), strict=True):
+                partial = self.matrix.linear(piece, norm=norm, out=torch.empty_like(rows))
+                assert isinstance(partial, torch.Tensor)
+                under_way.begin(partial, rows)
+            return residual
         own = torch.empty_like(residual) if residual is not None and residual.is_cuda else None
         partial = self.matrix.linear(x, norm=norm, out=own)
         assert isinstance(partial, torch.Tensor)

@@ -16,6 +16,7 @@ from quire.attention.context import StepContext
 from quire.attention.recurrent import StatePart
 from quire.config.reading import read, read_positive
 from quire.distributed.group import Group
+from quire.distributed.sums_under_way import SumsUnderWay
 from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
 from quire.kernels.elementwise.activation import softcap_
@@ -469,9 +470,26 @@ class DecoderStack(Decoder):
         """
         if residual is None:
             residual = self._embedded(input_ids, ctx, given)
+        under_way = self._under_way(residual)
+        if under_way is not None:
+            residual, ctx = under_way.hold(residual), replace(ctx, under_way=under_way)
         for layer in self.layers if layers is None else self._samples:
             residual = layer(residual, ctx)
+        if under_way is not None:
+            under_way.finish(residual)
+            return residual if self.stage.is_last else residual.clone()  # which is sent while the next step is held
         return residual
+
+    def _under_way(self, residual: torch.Tensor) -> SumsUnderWay | None:
+        """What lets sums over ranks be under way while products run; None: in this step it would not pay."""
+        under_way = None if self.group is None else self.group.under_way
+        if under_way is None or not self._takes_pieces or not under_way.takes(residual):
+            return None
+        return None if residual.is_cuda and torch.cuda.is_current_stream_capturing() else under_way
+
+    @cached_property
+    def _takes_pieces(self) -> bool:
+        return all(getattr(layer, "takes_pieces", False) for layer in self.layers)
 
     def _embedded(self, input_ids: torch.Tensor, ctx: StepContext, given: GivenEmbeddings | None) -> torch.Tensor:
         residual: torch.Tensor = self.embed_tokens(input_ids)

@@ -14,7 +14,9 @@ from quire.config.devices import platform_of
 from quire.config.resolve import Resolved
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
-from quire.models.base import Decoder
+from quire.distributed.sums_under_way import MakeAdd, Steps
+from quire.kernels.across_ranks import parts_adder
+from quire.models.base import Decoder, DecoderStack
 from quire.models.pooling import PoolingModel
 from quire.types.kv import ModelWork, PromptCost
 from quire.worker.adapters import Adapters
@@ -252,7 +254,8 @@ class Assembly:
         num_drafts = wanted.num_speculative_tokens if wanted else 0
         drafted = drafted_rows(rows, tokens, 1 + num_drafts) * (1 + num_drafts) if wanted else 0
         self._group.share_memory(
-            Layout(
+            large=self._large_steps(),
+            layout=Layout(
                 size=self._group.topology.size,
                 hidden=self._model.hidden,
                 itemsize=DTYPES[self._resolved.dtype].itemsize,
@@ -260,8 +263,19 @@ class Assembly:
                 vocab=self._resolved.info.vocab_size if generates else 0,
                 logit_rows=max(round_size(rows), rows + MAX_PROMPTS, drafted) if generates else 0,
                 drafts=told_drafts(rows, num_drafts) if wanted else 0,
-            )
+            ),
         )
+
+    def _large_steps(self) -> tuple[Steps, MakeAdd] | None:
+        """Those whose sums over ranks are worth having under way; None: there are none."""
+        model, dtype = self._model, DTYPES[self._resolved.dtype]
+        if not isinstance(model, DecoderStack) or self._resolved.config.lora.enable_lora or dtype.itemsize != 2:
+            return None  # adapters know their tokens by their place in the step
+        assert self._group is not None
+        (operations,) = self._group.smallest(2 * model.prompt_weights() // len(model.layers))  # shares may differ
+        rows = round_size(self.max_tokens)
+        steps = Steps(self._group.topology.size, model.hidden, dtype, rows, operations)
+        return (steps, parts_adder) if steps.piece_rows(rows) < rows and model.hidden % 16 == 0 else None
 
     def prompt_cost(self) -> PromptCost:
         """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""

@@ -12,7 +12,8 @@ import torch
 
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
-from quire.kernels.across_ranks import from_first, gather_columns, reduce_add, reduce_add_reference
+from quire.distributed.sums_under_way import LEAST_OPERATIONS, Steps
+from quire.kernels.across_ranks import from_first, gather_columns, parts_adder, reduce_add, reduce_add_reference
 from quire.kernels.sampling.apart import draw_apart
 from quire.kernels.sampling.draws import floats, uniform
 from quire.kernels.sampling.sampling import sample
@@ -23,6 +24,7 @@ from tests.sampling.rows import columns
 
 HIDDEN, VOCAB, DRAFTS = 4096, 10007, 1560
 ROWS = (1, 2, 7, 31, 32, 33, 100, 513, 2048, 5000)
+LONG = (5000, 610, 777, 2048, 4999)  # steps whose sums are under way
 VOCABS = (10007, 128256, 128249, 50)  # to draw from
 STEPS = 50  # of a graph, so that every place is used again and again
 
@@ -40,6 +42,39 @@ def check_sums(group: Group, dtype: torch.dtype) -> list[torch.Tensor]:
                 assert torch.equal(ours, wanted), (rows, dtype)
             torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=6e-2)
         found.append(ours)
+    return found
+
+
+def check_under_way(group: Group, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Chains of products whose sums are under way while the next piece is multiplied, against the same pieces one after
+    the other: they have the same bits. Ranks are slowed down in turns."""
+    rank, size, device = group.topology.rank, group.topology.size, group.device
+    steps = Steps(size, HIDDEN, dtype, max(LONG), int(LEAST_OPERATIONS / 300))
+    group.share_memory(Layout(size, HIDDEN, 2, max_rows=max(LONG)), (steps, parts_adder))
+    sums, found = group.under_way, []
+    assert sums is not None
+    generator = torch.Generator().manual_seed(3)
+    weights = [torch.randn(HIDDEN, HIDDEN, generator=generator) / 100 for _ in range(size)]
+    weight, whole = weights[rank].to(device, dtype), torch.randn(max(LONG), HIDDEN, generator=generator)
+    for round_, rows in enumerate(LONG * 3):
+        start = whole[:rows].to(device, dtype)
+        assert sums.takes(start)
+        held, plain = sums.hold(start), start.clone()
+        for number in range(6):
+            if (round_ + number) % size == rank:
+                torch.cuda._sleep(1_000_000)
+            for tokens, piece in sums.pieces(held):
+                reduce_add(torch.tanh(piece) @ weight, piece, group)
+                assert len(plain[tokens]) == len(piece) < rows
+        found.append(sums.finish(held).cpu())
+        group.under_way = None
+        for _ in range(6):
+            for piece in sums.cut(plain):
+                reduce_add(torch.tanh(piece) @ weight, piece, group)
+        group.under_way = sums
+        assert torch.equal(found[-1], plain.cpu()), (rows, dtype)
+    assert not sums.takes(whole[:500].to(device, dtype)), "too few"
+    group.under_way = None
     return found
 
 
@@ -160,6 +195,8 @@ def main(rank: str, size: str, meeting: str, out: str) -> None:
     with torch.cuda.stream(stream):
         found += [check_graph(group, rows) for rows in (1, 8, 40, 600)]
         stream.synchronize()
+        for dtype in (torch.bfloat16, torch.float16):
+            found += check_under_way(group, dtype)
         for vocab in VOCABS:
             group.share_memory(Layout(me.size, HIDDEN, 2, max_rows=64, vocab=vocab, logit_rows=320))
             found += [check_draws(group, vocab, rows) for rows in (1, 17, 300)]

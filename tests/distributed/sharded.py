@@ -12,6 +12,7 @@ import torch
 
 from quire.config.model_info import read_model_info
 from quire.distributed.group import Group
+from quire.distributed.sums_under_way import Steps, SumsUnderWay
 from quire.kernels.across_ranks import from_first, reduce_add, reduce_add_reference
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
@@ -20,6 +21,50 @@ from tests.models.paged import PagedRows
 
 CPU = torch.device("cpu")
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8, 4, 5]]
+
+
+class Small(Steps):
+    """Steps of a few rows, in pieces that nothing divides."""
+
+    def piece_rows(self, rows: int) -> int:
+        return min(rows, 7)
+
+
+class Late:
+    """Travel that takes until it is waited for. Until then there is nothing to be read."""
+
+    def __init__(self, rows: torch.Tensor, group: Group) -> None:
+        self.rows, self.group, self.number = rows, group, 0
+        self.begun: list[tuple[int, slice, torch.Tensor, torch.Tensor]] = []
+
+    def begin(self, partial: torch.Tensor, first: int) -> int:
+        self.number += 1
+        at = slice(first, first + len(partial))
+        self.begun.append((self.number, at, partial, self.rows[at].clone()))
+        self.rows[at] = torch.nan
+        return self.number
+
+    def finish(self, number: int) -> None:
+        due = [one for one in self.begun if one[0] <= number]
+        self.begun = self.begun[len(due) :]
+        for _, at, partial, before in due:
+            self.rows[at] = self.group.reduce_add(partial.clone(), before)
+
+
+def in_pieces(model: DecoderStack, group: Group) -> torch.Tensor | None:
+    """The same logits where sums over ranks are under way; None: there is a layer that would not wait for them."""
+    if not model._takes_pieces:
+        return None
+    rows = torch.zeros(64, model.hidden)
+    late = Late(rows, group)
+    group.under_way = SumsUnderWay(Small(group.topology.size, model.hidden, rows.dtype, 64, 1), rows, late)  # type: ignore[arg-type]
+    try:
+        found = logits_of(model)
+    finally:
+        group.under_way = None
+    assert late.number >= 2 * 3 * len(model.layers)
+    assert not late.begun
+    return found
 
 
 def load(name: str, group: Group | None = None) -> DecoderStack:
@@ -60,7 +105,15 @@ def main(rank: str, size: str, meeting: str, out: str, *names: str) -> None:
     torch.set_num_threads(1)
     group = Group(Rank(int(rank), int(size), meeting), CPU)
     sums_of(group)
-    torch.save([logits_of(load(name, group)) for name in names], f"{out}{rank}")
+    found, took_pieces = [], []
+    for name in names:
+        model = load(name, group)
+        found.append(logits_of(model))
+        late = in_pieces(model, group)
+        took_pieces.append(late is not None)
+        if late is not None and rank == "0":  # who has the logits
+            torch.testing.assert_close(late, found[-1], rtol=1e-5, atol=1e-5)
+    torch.save((found, took_pieces), f"{out}{rank}")
     tokens = torch.full((3,), int(rank), dtype=torch.int32)
     assert from_first(tokens, group).tolist() == [0, 0, 0]
     assert group.smallest(5 + int(rank), 9 - int(rank)) == [5, 10 - int(size)]

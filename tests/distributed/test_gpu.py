@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -82,6 +83,32 @@ def test_two_gpus_say_what_one_says(layout: str) -> None:
             assert abs(a[token].logprob - b[token].logprob) < 2 * margin
             compared += 1
     assert compared > 200
+
+
+WIDE = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 1000, "hidden_size": 8192,
+    "intermediate_size": 28672, "num_hidden_layers": 3, "num_attention_heads": 64, "num_key_value_heads": 8,
+    "max_position_embeddings": 4096, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def test_prompts_whose_sums_are_under_way_say_what_one_gpu_says(tmp_path: Path) -> None:
+    """Layers wide enough for steps of these prompts to be cut into pieces."""
+    (tmp_path / "config.json").write_text(json.dumps(WIDE))
+    ids = torch.randint(1000, (3, 2700), generator=torch.Generator().manual_seed(0)).tolist()
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=0, ignore_eos=True)
+    options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "gpu_memory_utilization": 0.3}
+    options |= {"max_model_len": 4096, "max_num_batched_tokens": 8192}
+    found = []
+    for ranks in ({}, TWO):
+        with LLM(str(tmp_path), **options, **ranks) as llm:
+            for _ in range(2):  # the second time with what the first has cached
+                outputs = llm.generate([{"prompt_token_ids": one} for one in ids], params, use_tqdm=False)
+            values = [one[token].logprob for o, own in zip(outputs, ids, strict=True)
+                      for one, token in zip(o.prompt_logprobs[1:], own[1:], strict=True)]  # fmt: skip
+            found.append(torch.tensor(values))
+    assert found[0].std() > 0.5
+    assert (found[0] - found[1]).abs().max() < 2 * MARGIN
 
 
 def test_draws_from_parts_are_those_from_whole_logits() -> None:

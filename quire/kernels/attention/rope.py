@@ -29,6 +29,9 @@ class QkvTarget(NamedTuple):
     interleaved: bool = False
     norm_last: bool = False
 
+    def of(self, tokens: slice) -> QkvTarget:
+        return self._replace(positions=self.positions[tokens], slots=self.slots[tokens])
+
 
 def qk_norm_rope_write(
     qkv: torch.Tensor,

@@ -43,6 +43,9 @@ class Live(NamedTuple):
     slots: torch.Tensor  # int32 [tokens]
     first: int  # the least slot of a living token
 
+    def of(self, tokens: slice) -> Live:
+        return Live(self.slots[tokens], self.first)
+
 
 class Here(NamedTuple):
     """Which experts this rank has, of those that are spread over ranks whole. An expert with copies on several ranks

@@ -16,7 +16,10 @@ import triton
 import triton.language as tl
 
 from quire.distributed.peer_memory import CHUNK, PeerMemory
+from quire.distributed.sums_under_way import Add
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
+
+_ADDED = 2048  # numbers that one program adds up
 
 
 @triton.jit
@@ -223,6 +226,39 @@ def _gather_columns_kernel(
         tl.debug_barrier()  # every thread has sent
         tl.atomic_xchg(flags + RANK * PLACES + place, use, sem="release", scope="sys")
     tl.store(uses_ptr + place, use)
+
+
+@triton.jit
+def _add_parts_kernel(
+    own_ptr, parts_ptr, residual_ptr, numbers, STRIDE: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = at < numbers
+    total = tl.load(residual_ptr + at, there, 0).to(tl.float32)
+    for rank in tl.static_range(SIZE):
+        if rank == RANK:
+            total += tl.load(own_ptr + at, there, 0).to(tl.float32)
+        else:
+            total += tl.load(parts_ptr + tl.full((), rank, tl.int64) * STRIDE + at, there, 0).to(tl.float32)
+    tl.store(residual_ptr + at, total.to(residual_ptr.dtype.element_ty), there)
+
+
+def parts_adder(dtype: torch.dtype, stride: int, rank: int, size: int, device: torch.device) -> Add | None:
+    """See `quire.kernels.across_ranks`. Launched without Triton's look at its arguments, which would take the host
+    longer than all else that a sum is. None: as long as launches are rehearsed there is no kernel to be launched."""
+    some = torch.empty(16, dtype=dtype, device=device)
+    compiled = _add_parts_kernel.warmup(
+        some, some, some, 16, STRIDE=stride, RANK=rank, SIZE=size, BLOCK=_ADDED, num_warps=8, grid=(1,)
+    )
+    if compiled is None:
+        return None
+
+    def add(own: int, parts: int, residual: int, count: int, stream: int) -> None:
+        grid = (triton.cdiv(count, _ADDED), 1, 1)
+        compiled[grid](own, parts, residual, count, stride, rank, size, _ADDED, stream=stream)
+
+    return add
 
 
 def reduce_once(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
