@@ -48,8 +48,8 @@ RATES = {"dense": 6.4e14, "experts": 4.6e14}
 FP8_RATE = 1.72  # of that: 8,192 rows of llama's products, scales by rows and columns (H200, 2026-11-22)
 # A layer of a step without a graph is launched in: qwen3-30b-a3b computes 1,024 tokens in 19.2 ms for 48 layers (T3).
 EAGER_LAYER_MS = 0.38
-# Sums over ranks by today's kernels, which nobody has measured on H200s yet: H100s are linked as fast, but their memory
-# is slower, which sums of more than some hundred KiB feel.
+# Sums over four ranks by today's kernels, which nobody has measured on H200s yet: H100s are linked as fast, but their
+# memory is slower, which sums of more than some hundred KiB feel.
 SUMS_OF_H100 = "2026-11-26-ad89e0aa-nvidia-h100-80gb-hbm3-sums.json"
 # Layers of llama-3.1-8b that two and four ranks share, each without its sums, by rows.
 SHARED_LAYERS = {
