@@ -112,7 +112,7 @@ def main(rank: str, size: str, meeting: str, out: str, *names: str) -> None:
         late = in_pieces(model, group)
         took_pieces.append(late is not None)
         if late is not None and rank == "0":  # who has the logits
-            torch.testing.assert_close(late, found[-1], rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(late, found[-1], rtol=1e-4, atol=1e-4)
     torch.save((found, took_pieces), f"{out}{rank}")
     tokens = torch.full((3,), int(rank), dtype=torch.int32)
     assert from_first(tokens, group).tolist() == [0, 0, 0]

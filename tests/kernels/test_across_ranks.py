@@ -102,6 +102,24 @@ def test_rows_that_one_rank_adds_up(tmp_path: Path, dtype: torch.dtype, monkeypa
 
 
 @needs_interpreter
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_of_a_piece_are_added_in_the_order_of_ranks(dtype: torch.dtype) -> None:
+    """What comes from others lies further apart than this rank's share is long."""
+    from quire.kernels.triton import across_ranks
+
+    hidden, room, rows = 48, 7, 5
+    for size in (2, 3, 4):
+        for rank in range(size):
+            parts, own, residual = (torch.randn(count, hidden).to(dtype) for count in (size * room, rows, rows))
+            each = [own if one == rank else parts[one * room : one * room + rows] for one in range(size)]
+            wanted = reduce_add_reference(each, residual)
+            across_ranks._add_parts_kernel[(2,)](
+                own, parts, residual, rows * hidden, STRIDE=room * hidden, RANK=rank, SIZE=size, BLOCK=128
+            )
+            check(residual, wanted)
+
+
+@needs_interpreter
 @pytest.mark.parametrize("size", [2, 4])
 def test_no_number_reads_as_an_empty_place(tmp_path: Path, size: int) -> None:
     """Not even the one whose bits are those of such a place."""

@@ -54,7 +54,7 @@ WITHOUT = {
     "decode_gemm.linear": INNER, "fp8_blocks.linear": INNER, "gated": INNER, "by_library": INNER,
     "linear_and_shrink": INNER,
     "norms_inside": PLAN, "has_gluon": PLAN, "reduce_add": RANKS, "gather_columns": RANKS, "from_first": RANKS,
-    "draw_apart": RANKS,
+    "draw_apart": RANKS, "parts_adder": RANKS,
 }  # fmt: skip
 Results = list[torch.Tensor]
 
