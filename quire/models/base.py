@@ -463,7 +463,7 @@ class DecoderStack(Decoder):
         given: GivenEmbeddings | None = None,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """input_ids int32 [tokens] → the residual stream after the last layer, [tokens, hidden].
+        """input_ids int32 [tokens] → the residual stream after the last layer, [tokens, hidden], until the next step.
 
         layers: 1, to warm up: one of each make, for whose layers kernels are alike. given: what some tokens are instead
         of their ids' embeddings. residual: the stream behind the stage before this one, which is written over.
@@ -477,7 +477,6 @@ class DecoderStack(Decoder):
             residual = layer(residual, ctx)
         if under_way is not None:
             under_way.finish(residual)
-            return residual if self.stage.is_last else residual.clone()  # which is sent while the next step is held
         return residual
 
     def _under_way(self, residual: torch.Tensor) -> SumsUnderWay | None:
