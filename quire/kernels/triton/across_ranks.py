@@ -18,6 +18,7 @@ import triton.language as tl
 from quire.distributed.peer_memory import CHUNK, PeerMemory
 from quire.distributed.sums_under_way import Add
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launches import launch
 
 _ADDED = 2048  # numbers that one program adds up
 
@@ -277,7 +278,7 @@ def _reduce(trips: str, partial: torch.Tensor, residual: torch.Tensor, peers: Pe
     width = -(-layout.words // layout.pieces // 16) * 16
     block = next_power_of_2(width)
     kernel = _reduce_twice_kernel if trips == "twice" else _reduce_once_kernel
-    kernel[(len(partial), layout.pieces)](
+    launch(kernel, (len(partial), layout.pieces),
         partial.view(torch.int32), residual.view(torch.int32), peers.bases[trips], peers.uses[trips], residual,
         layout.words, width, RANK=topology.rank, SIZE=topology.size, SLOTS=next_power_of_2(topology.size),
         ROWS=peers.views[trips].shape[-2], BLOCK=block, PDL=pdl, num_warps=min(max(block // 128, 1), 8),

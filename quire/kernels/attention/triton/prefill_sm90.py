@@ -33,6 +33,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from quire.kernels.attention.triton.decode import LOG2_E
 from quire.kernels.attention.triton.prefill_softmax_sm90 import PARTS, rescale, softmax
 from quire.kernels.triton.launch import has_pdl, next_power_of_2, num_processors
+from quire.kernels.triton.launches import launch
 
 PAGE = 16
 LINES = 64  # of a consumer: what its four warps' matrix instructions take
@@ -477,4 +478,4 @@ def prefill(
         _built.add(model)
     block_n, stages = shape(dim, max_query_len)
     grid = (min(len(tiles) * num_kv_heads, num_processors(q.device)),)
-    _prefill_sm90_kernel[grid](*arguments, BLOCK_N=block_n, STAGES=stages, **options)
+    launch(_prefill_sm90_kernel, grid, *arguments, BLOCK_N=block_n, STAGES=stages, **options)

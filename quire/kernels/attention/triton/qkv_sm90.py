@@ -27,6 +27,7 @@ from quire.kernels.gemm.triton.pipeline_sm90 import (
     row_layout,
 )
 from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launches import launch
 
 if TYPE_CHECKING:
     from quire.kernels.attention.rope import QkvTarget
@@ -201,5 +202,5 @@ def _launch(
     if compile_only:
         _qkv_sm90_kernel.warmup(*arguments, grid=grid, **options)
     else:
-        _qkv_sm90_kernel[grid](*arguments, **options)
+        launch(_qkv_sm90_kernel, grid, *arguments, **options)
     return q

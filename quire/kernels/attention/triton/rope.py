@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launches import launch
 
 FEW_TOKENS = 128  # up to this, latency counts; above, bytes do
 
@@ -137,7 +138,7 @@ def qk_norm_rope_write(
     tokens, heads, num_warps = tile or ((1, 8, 4) if num_tokens <= FEW_TOKENS else (8, 4, 4))
     groups = -(-num_heads // heads) + 2 * -(-num_kv_heads // heads)
     pdl = has_pdl(qkv.device)
-    _qk_norm_rope_write_kernel[(-(-num_tokens // tokens), groups)](
+    launch(_qk_norm_rope_write_kernel, (-(-num_tokens // tokens), groups),
         qkv, cos_sin, positions, slots, k_cache, v_cache, q,
         qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, num_tokens,
         qkv.stride(0), cos_sin.stride(0), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1),

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launches import launch
 
 BLOCK = 1024
 
@@ -43,8 +44,18 @@ def _gated(gate_up: torch.Tensor, out: torch.Tensor | None, *, gelu: bool) -> to
         out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
         pdl = has_pdl(gate_up.device)
-        _gated_kernel[(num_tokens, -(-size // BLOCK))](
-            gate_up, out, gate_up.stride(0), size, GELU=gelu, BLOCK=BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl
+        launch(
+            _gated_kernel,
+            (num_tokens, -(-size // BLOCK)),
+            gate_up,
+            out,
+            gate_up.stride(0),
+            size,
+            GELU=gelu,
+            BLOCK=BLOCK,
+            PDL=pdl,
+            num_warps=4,
+            launch_pdl=pdl,
         )
     return out
 

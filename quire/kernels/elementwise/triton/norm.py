@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launches import launch
 
 MANY = 1024  # rows, from which on a program takes ROWS of them, if they are no longer than MAX_BLOCK
 ROWS, MAX_BLOCK = 4, 4096
@@ -125,12 +126,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, early: bool =
     block = next_power_of_2(size)
     pdl = has_pdl(x.device)
     if len(rows) >= MANY and block <= MAX_BLOCK:
-        _rms_norm_many_kernel[(-(-len(rows) // ROWS),)](
+        launch(_rms_norm_many_kernel, (-(-len(rows) // ROWS),),
             rows, weight, out, len(rows), rows.stride(0), size, eps, ROWS=ROWS, BLOCK=block, PDL=pdl, num_warps=4,
             launch_pdl=pdl,
         )  # fmt: skip
         return out
-    _rms_norm_kernel[(rows.shape[0],)](
+    launch(_rms_norm_kernel, (rows.shape[0],),
         rows, weight, out, rows.stride(0), size, eps, BLOCK=block, EARLY=early, PDL=pdl,
         num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,
     )  # fmt: skip
@@ -144,7 +145,7 @@ def add_rms_norm(
     rows, size = x.shape
     if rows:
         block, pdl = next_power_of_2(size), has_pdl(x.device)
-        _add_rms_norm_kernel[(rows,)](
+        launch(_add_rms_norm_kernel, (rows,),
             residual, x, weight, residual.stride(0), x.stride(0), size, eps, scale, BLOCK=block, PDL=pdl,
             num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,
         )  # fmt: skip
@@ -156,9 +157,9 @@ def rms_norm_pair(x: torch.Tensor, weights: tuple[torch.Tensor, torch.Tensor], e
     if len(x):
         sizes = [len(weight) for weight in weights]
         block, pdl = next_power_of_2(max(sizes)), has_pdl(x.device)
-        _rms_norm_pair_kernel[(len(x), 2)](
-            x, *weights, x.stride(0), eps, *sizes, BLOCK=block, PDL=pdl, num_warps=min(max(block // 256, 1), 16),
-            launch_pdl=pdl,
+        launch(_rms_norm_pair_kernel, (len(x), 2),
+            x, *weights, x.stride(0), eps, FIRST=sizes[0], SECOND=sizes[1], BLOCK=block, PDL=pdl,
+            num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,
         )  # fmt: skip
     return x
 
@@ -170,7 +171,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor 
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if len(rows):
         block, pdl = next_power_of_2(size), has_pdl(x.device)
-        _layer_norm_kernel[(len(rows),)](
+        launch(_layer_norm_kernel, (len(rows),),
             rows, x if weight is None else weight, x if bias is None else bias, out, rows.stride(0), size, eps,
             WEIGHT=weight is not None, BIAS=bias is not None, BLOCK=block, PDL=pdl,
             num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,

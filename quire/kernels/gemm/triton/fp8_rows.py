@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launches import launch
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
@@ -85,7 +86,7 @@ def _quantize(
     if m:
         weight, eps = gain or (x, 0.0)
         block, pdl = min(next_power_of_2(size), MAX_BLOCK), has_pdl(x.device)
-        _quantize_rows_kernel[(m,)](
+        launch(_quantize_rows_kernel, (m,),
             x, weight, out, scale, x if wide is None else wide, x.stride(0), size, eps, LARGEST, LEAST, BLOCK=block,
             ONE=size <= block, NORM=gain is not None, GATED=gated, WIDE=wide is not None, PDL=pdl,
             num_warps=min(max(block // 512, 1), 16), launch_pdl=pdl,
@@ -135,7 +136,7 @@ def add_scaled(y: torch.Tensor, row_scale: torch.Tensor, scale: torch.Tensor, re
     m, n = y.shape
     if m:
         pdl = has_pdl(y.device)
-        _add_scaled_kernel[(m, triton.cdiv(n, COLUMNS))](
+        launch(_add_scaled_kernel, (m, triton.cdiv(n, COLUMNS)),
             y, row_scale, scale, residual, y.stride(0), residual.stride(0), n, BLOCK=COLUMNS, PDL=pdl, num_warps=4,
             launch_pdl=pdl,
         )  # fmt: skip

@@ -16,6 +16,7 @@ from quire.kernels.attention.triton.decode import LOG2_E
 from quire.kernels.gemm.triton import pipeline_sm90 as pipeline
 from quire.kernels.gemm.triton.pipeline_sm90 import allocate, finish, follow, halves, multiply, place, produce
 from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launches import launch
 
 _built: set[tuple[torch.device, torch.dtype]] = set()  # what the kernel was compiled for
 
@@ -98,7 +99,7 @@ def _launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, compile
     if compile_only:
         _gated_sm90_kernel.warmup(*arguments, grid=grid, **options)
     else:
-        _gated_sm90_kernel[grid](*arguments, **options)
+        launch(_gated_sm90_kernel, grid, *arguments, **options)
 
 
 def compile_once(x: torch.Tensor, weight: torch.Tensor) -> None:

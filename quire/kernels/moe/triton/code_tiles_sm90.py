@@ -45,6 +45,7 @@ from quire.kernels.moe.tiling import Tiling
 from quire.kernels.moe.triton.code_inside import gated, squared
 from quire.kernels.moe.triton.plan import HEIGHTS
 from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launches import launch
 
 REGISTERS = {1: (232, 40, None), 2: (104, 24, 80)}  # by programs on a processor: a consumer's, a producer's, the mean
 _built: set[tuple[object, ...]] = set()  # what the kernel was compiled for
@@ -299,8 +300,8 @@ def product(
     pdl, nibbles = has_pdl(x.device), weight.kind in NIBBLES
     consumer, producer, mean = REGISTERS[on_one]
     grid = (min(most * triton.cdiv(n, step), on_one * num_processors(x.device)),)
-    launch = partial(_code_tiles_kernel.warmup, grid=grid) if compile_only else _code_tiles_kernel[grid]
-    launch(
+    run = partial(_code_tiles_kernel.warmup, grid=grid) if compile_only else partial(launch, _code_tiles_kernel, grid)
+    run(
         TensorDescriptor.from_tensor(x, [rows, HALF], SWIZZLED), _described(weight), scale, zero, outer, table,
         x if bias is None else bias, scale if share is None else share, tiling.order, tiling.tiles, out, n,
         k // BLOCK, most, experts * lines, -(-k // (TURN * BLOCK)) * TURN, scale.shape[2], TAIL=tail_of(weight),

@@ -24,6 +24,7 @@ from quire.kernels.moe.tiling import Tiling
 from quire.kernels.moe.triton.inside import gated, squared
 from quire.kernels.moe.triton.plan import HEIGHTS, Tiles, of_rows
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launches import launch
 
 
 class GroupedInside(NamedTuple):
@@ -223,8 +224,8 @@ def grouped(
     if bulk and not gated:
         x_desc = TensorDescriptor.from_tensor(x, [config.rows, unit])
     grid = (triton.cdiv(n, config.block_n), most)
-    launch = partial(_grouped_kernel.warmup, grid=grid) if compile_only else _grouped_kernel[grid]
-    launch(
+    run = partial(_grouped_kernel.warmup, grid=grid) if compile_only else partial(launch, _grouped_kernel, grid)
+    run(
         x, x_desc, weight if inside.x_scale is None else inside.x_scale, weight, weight_desc,
         weight if scale is None else scale, weight if share is None else share, out,
         weight if inside.out_scale is None else inside.out_scale, tiling.order, tiling.tiles, len(tiling.order), most,
@@ -272,7 +273,7 @@ def combine(parts: torch.Tensor, experts: torch.Tensor, residual: torch.Tensor |
     n = parts.shape[1]
     out = torch.empty((tokens, n), dtype=parts.dtype, device=parts.device) if residual is None else residual
     pdl = has_pdl(parts.device)
-    _combine_kernel[(tokens, triton.cdiv(n, COMBINED))](
+    launch(_combine_kernel, (tokens, triton.cdiv(n, COMBINED)),
         parts, experts, out, out.stride(0), N=n, TOP_K=top_k, TOP_BLOCK=next_power_of_2(top_k), BLOCK=COMBINED,
         ADD=residual is not None, PDL=pdl, launch_pdl=pdl, num_warps=4,
     )  # fmt: skip

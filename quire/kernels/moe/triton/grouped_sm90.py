@@ -29,6 +29,7 @@ from quire.kernels.gemm.triton.pipeline_sm90 import (
 )
 from quire.kernels.moe.tiling import Tiling
 from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launches import launch
 
 ROWS = pipeline.BLOCK_M  # of a tile
 _built: set[tuple[object, ...]] = set()  # what kernels were compiled for
@@ -148,8 +149,8 @@ def down(
     pdl = has_pdl(x.device)
     options = {name: value for name, value in pipeline.OPTIONS.items() if name != "GROUP_M"}
     grid = (min(most * triton.cdiv(n, 2 * half_n), num_processors(x.device)),)
-    launch = partial(_down_sm90_kernel.warmup, grid=grid) if compile_only else _down_sm90_kernel[grid]
-    launch(
+    run = partial(_down_sm90_kernel.warmup, grid=grid) if compile_only else partial(launch, _down_sm90_kernel, grid)
+    run(
         pipeline.plain(x, pipeline.BLOCK_M // 2), pipeline.interleaved(weight.view(experts * n, k)),
         x if bias is None else bias, share, tiling.order, tiling.tiles, out, most, k,
         N=n, HALF_N=half_n, BIAS=bias is not None, PDL=pdl, launch_pdl=pdl, **options,

@@ -17,6 +17,7 @@ from quire.kernels.moe.routes import Here, Live, Routes, Rule
 from quire.kernels.moe.tiling import Tiling, most_tiles
 from quire.kernels.moe.triton.plan import plan
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launches import launch
 
 _MANY = 2048  # tokens, from which on a warp has several
 _AT_ONCE = 2048  # choices, at most, whose order takes one kernel
@@ -283,7 +284,7 @@ def route(
     if tokens:
         block, warps = (1 if tokens < _MANY else 4, 1) if counted is None else (_COUNTED, 8)
         pdl = has_pdl(device)
-        _choose_kernel[(triton.cdiv(tokens, block),)](
+        launch(_choose_kernel, (triton.cdiv(tokens, block),),
             logits, logits if bias is None else bias, experts if live is None else live.slots,
             *((experts, experts, experts) if here is None else here[:3]), experts, weights,
             *(counted or (experts, experts)), tokens, 0 if live is None else live.first, rule.scale, rule.least_sum,
@@ -325,7 +326,7 @@ def _ordered_as_counted(routes: Routes, earlier: torch.Tensor, counts: torch.Ten
     pdl = has_pdl(device)
     together = max(_FEW // next_power_of_2(each), 1)
     programs = max(triton.cdiv(counters, together), triton.cdiv(most, _TILES))
-    _order_counted_kernel[(programs,)](
+    launch(_order_counted_kernel, (programs,),
         chosen, earlier, counts, order, tiles, choices, counters, most, rows, EXPERTS=experts,
         COLUMNS=next_power_of_2(experts), CHOICES=each, COUNTERS=together, SPAN=next_power_of_2(together * each),
         TABLE=_TABLE, TILES=_TILES, PDL=pdl, launch_pdl=pdl, num_warps=8,
@@ -353,9 +354,20 @@ def _ordered(routes: Routes, experts: int, rows: int) -> Routes:
     counts = chosen
     if not at_once:
         counts = torch.empty((chunks, experts), dtype=torch.int32, device=device)
-        _count_kernel[(chunks,)](chosen, counts, choices, **shape)
-    _order_kernel[(experts, chunks)](
-        chosen, counts, order, tiles, choices, chunks, most, rows, AT_ONCE=at_once, **shape
+        launch(_count_kernel, (chunks,), chosen, counts, choices, **shape)
+    launch(
+        _order_kernel,
+        (experts, chunks),
+        chosen,
+        counts,
+        order,
+        tiles,
+        choices,
+        chunks,
+        most,
+        rows,
+        AT_ONCE=at_once,
+        **shape,
     )
     return routes._replace(tiling=tiling)
 
