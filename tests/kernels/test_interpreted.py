@@ -23,6 +23,17 @@ NOT_INTERPRETED = {
 }  # fmt: skip
 
 
+def _launched_by(node: ast.AST) -> ast.expr | None:
+    """kernel[grid](…), launch(kernel, grid, …), partial(launch, kernel, grid)."""
+    if not isinstance(node, ast.Call):
+        return None
+    if isinstance(node.func, ast.Subscript):
+        return node.func.value
+    names = [ast.unparse(one) for one in (node.func, *node.args[:1])]
+    place = 0 if names[0] == "launch" else 1 if names == ["partial", "launch"] else None
+    return None if place is None else node.args[place]
+
+
 def launched_kernels() -> set[str]:
     """Names of all functions that are launched over a grid somewhere in the kernels' room."""
     found = set()
@@ -36,8 +47,7 @@ def launched_kernels() -> set[str]:
             if isinstance(target, ast.Name)
         }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
-                name = node.func.value
+            if (name := _launched_by(node)) is not None:
                 launched = choices.get(name.id, (name,)) if isinstance(name, ast.Name) else (name,)
                 found |= {ast.unparse(one).rpartition(".")[2] for one in launched}
     return found

@@ -32,7 +32,7 @@ from quire.kernels.sampling.triton import draw, penalties  # noqa: E402
 from quire.kernels.triton import compilers  # noqa: E402
 from quire.kernels.triton.kernel_names import settle_name  # noqa: E402
 from quire.kernels.triton.rehearsal import Rehearsal  # noqa: E402
-from tests.kernels.test_rehearsal import CountingDriver, counting, kernels  # noqa: E402, F401
+from tests.kernels.compiling.test_rehearsal import CountingDriver, counting, kernels  # noqa: E402, F401
 
 NAMES = """
 import json, sys
