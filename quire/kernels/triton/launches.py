@@ -16,8 +16,9 @@ from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-_TESTED = ("3.6.",)  # versions of Triton whose specializations and launchers these are
-_IS_KNOWN = triton.__version__.startswith(_TESTED)
+from quire.kernels.triton.compilers import TRITON_TESTED
+
+_IS_KNOWN = triton.__version__.startswith(TRITON_TESTED)  # what is compiled for, and what a compiled kernel takes
 _OWN_RUN = JITFunction.run  # which a rehearsal replaces
 _WIDE = 1 << 31
 
