@@ -21,6 +21,7 @@ from quire.kernels.triton.compilers import TRITON_TESTED
 _IS_KNOWN = triton.__version__.startswith(TRITON_TESTED)  # what is compiled for, and what a compiled kernel takes
 _OWN_RUN = JITFunction.run  # which a rehearsal replaces
 _WIDE = 1 << 31
+_OTHER = object()
 
 # With the kernel itself, whose number would else be another's once it is gone.
 _compiled: dict[Hashable, tuple[CompiledKernel, tuple[Any, ...], Any]] = {}
@@ -28,12 +29,15 @@ _compiled: dict[Hashable, tuple[CompiledKernel, tuple[Any, ...], Any]] = {}
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """`kernel[grid](*arguments, **options)`. arguments: all that change, from the first parameter on, without defaults;
-    options: constants that the kernel is compiled for, and Triton's own."""
+    options: constants that the kernel is compiled for, and Triton's own. Other kinds of arguments are left to Triton."""
     if not _IS_KNOWN or JITFunction.run is not _OWN_RUN or not isinstance(kernel, JITFunction):
         kernel[grid](*arguments, **options)
         return
     device = driver.active.get_current_device()
     kind = (id(kernel), device, *map(_kind, arguments), *options.items())
+    if _OTHER in kind:
+        kernel[grid](*arguments, **options)
+        return
     found = _compiled.get(kind)
     if found is None:
         compiled = kernel[grid](*arguments, **options)
@@ -46,7 +50,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 def _kind(argument: Any) -> Hashable:
-    """Equal for arguments for which Triton compiles the same."""
+    """Equal for arguments for which Triton compiles the same; _OTHER: it must look itself."""
     if isinstance(argument, torch.Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     kind = type(argument)
@@ -57,7 +61,7 @@ def _kind(argument: Any) -> Hashable:
     if hasattr(argument, "block_shape"):  # a descriptor, whose memory is aligned
         layout = getattr(argument, "layout", None)
         return kind, argument.base.dtype, tuple(argument.block_shape), layout, argument.padding
-    raise TypeError(f"a kernel is launched with {kind.__name__}: give it as an option, by name")
+    return _OTHER
 
 
 def _constants(kernel: JITFunction[Any], count: int, options: dict[str, Any]) -> tuple[Any, ...]:

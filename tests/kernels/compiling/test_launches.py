@@ -182,9 +182,17 @@ def test_constants_go_by_name_and_all_else_by_place(recording: RecordingDriver, 
         launch(scaled, (2,), out, x, desc, 2, 16, 1.0, 1, BLOCK=64)
     with pytest.raises(AssertionError, match="what changes is given by its place"):
         launch(scaled, (2,), out, x, desc, 2, 16, factor=1.0, SQUARED=True, BLOCK=64)
-    with pytest.raises(TypeError, match="launched with bool"):
-        launch(scaled, (2,), out, x, desc, 2, 16, True, SQUARED=True, BLOCK=64)
     assert len(recording.launched) == 2
+
+
+def test_what_is_of_another_kind_is_left_to_triton(recording: RecordingDriver, scaled: Any) -> None:
+    arguments = (*given(torch.float32, 2, 16, 0), 2, 16, True)
+    scaled[(2,)](*arguments, SQUARED=True, BLOCK=64)
+    for _ in range(2):
+        launch(scaled, (2,), *arguments, SQUARED=True, BLOCK=64)
+    theirs, *ours = recording.launched
+    assert ours == [theirs, theirs]
+    assert not launches._compiled
 
 
 def some_kernels() -> dict[str, Callable[[], object]]:
