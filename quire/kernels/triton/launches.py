@@ -29,7 +29,8 @@ _compiled: dict[Hashable, tuple[CompiledKernel, tuple[Any, ...], Any]] = {}
 
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """`kernel[grid](*arguments, **options)`. arguments: all that change, from the first parameter on, without defaults;
-    options: constants that the kernel is compiled for, and Triton's own. Other kinds of arguments are left to Triton."""
+    what is neither a tensor, a plain number nor a descriptor is left to Triton. options: constants that the kernel is
+    compiled for, and Triton's own."""
     if not _IS_KNOWN or JITFunction.run is not _OWN_RUN or not isinstance(kernel, JITFunction):
         kernel[grid](*arguments, **options)
         return
