@@ -15,6 +15,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -74,15 +75,13 @@ class Steps:
             "parts": _PLACES * self.size * self.share * self.row_bytes,
             "words": 4 * (1 + 2 * self.size),
         }
-        found, at = {}, 0
-        for name, count in sizes.items():
-            found[name] = at
-            at += -(-count // _ALIGNED) * _ALIGNED
-        return found | {"": at}
+        aligned = (-(-count // _ALIGNED) * _ALIGNED for count in sizes.values())
+        return dict(zip((*sizes, ""), accumulate(aligned, initial=0), strict=True))
 
 
 class SumsUnderWay:
-    """Of one rank. All ranks make the same calls in the same order; what is not a call of CUDA is in `Travel`."""
+    """Of one rank: which rows are on their way; how they travel is `Travel`'s. All ranks make the same calls in the
+    same order."""
 
     def __init__(self, steps: Steps, rows: torch.Tensor, travel: Travel) -> None:
         """rows [steps.max_rows, hidden]: where the residual stream of a step lies, and `travel` puts sums."""

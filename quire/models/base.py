@@ -482,12 +482,13 @@ class DecoderStack(Decoder):
     def _under_way(self, residual: torch.Tensor) -> SumsUnderWay | None:
         """What lets sums over ranks be under way while products run; None: in this step it would not pay."""
         under_way = None if self.group is None else self.group.under_way
-        if under_way is None or not self._takes_pieces or not under_way.takes(residual):
+        if under_way is None or not self.takes_pieces or not under_way.takes(residual):
             return None
         return None if residual.is_cuda and torch.cuda.is_current_stream_capturing() else under_way
 
     @cached_property
-    def _takes_pieces(self) -> bool:
+    def takes_pieces(self) -> bool:
+        """Whether all layers ask the step for rows before they read them, whose sums may be under way."""
         return all(getattr(layer, "takes_pieces", False) for layer in self.layers)
 
     def _embedded(self, input_ids: torch.Tensor, ctx: StepContext, given: GivenEmbeddings | None) -> torch.Tensor:

@@ -275,7 +275,8 @@ class Assembly:
         (operations,) = self._group.smallest(2 * model.prompt_weights() // len(model.layers))  # shares may differ
         rows = round_size(self.max_tokens)
         steps = Steps(self._group.topology.size, model.hidden, dtype, rows, operations)
-        return (steps, parts_adder) if steps.piece_rows(rows) < rows and model.hidden % 16 == 0 else None
+        pays = model.takes_pieces and steps.piece_rows(rows) < rows and model.hidden % 16 == 0
+        return (steps, parts_adder) if pays else None
 
     def prompt_cost(self) -> PromptCost:
         """By operations: a weight of the layers costs a token two, attending to one token four a head and dimension."""

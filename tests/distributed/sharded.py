@@ -53,7 +53,7 @@ class Late:
 
 def in_pieces(model: DecoderStack, group: Group) -> torch.Tensor | None:
     """The same logits where sums over ranks are under way; None: there is a layer that would not wait for them."""
-    if not model._takes_pieces:
+    if not model.takes_pieces:
         return None
     rows = torch.zeros(64, model.hidden)
     late = Late(rows, group)

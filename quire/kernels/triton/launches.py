@@ -1,8 +1,8 @@
 """Launches without Triton's look at every argument.
 
-A launch asks of each argument what a kernel would be compiled for: some 30 µs of the host, most of what a prompt step
-without a graph costs it. Here the answer is found by less: by types, by whether addresses and numbers divide by 16 and
-whether numbers are 1, which is all that Triton compiles for. The first launch of each kind is Triton's own.
+A launch asks of each argument what a kernel would be compiled for, which is more than half of its Python. Here the
+answer is found by less: by types, by whether addresses and numbers divide by 16 and whether numbers are 1, which is all
+that Triton compiles for. The first launch of each kind is Triton's own.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 import triton.language as tl  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
@@ -26,27 +24,19 @@ from quire.kernels.attention.rope import QkvTarget  # noqa: E402
 from quire.kernels.triton import launches  # noqa: E402
 from quire.kernels.triton.launch import GLUON_TESTED  # noqa: E402
 from quire.kernels.triton.launches import launch  # noqa: E402
+from tests.kernels.compiling.test_rehearsal import CountingDriver  # noqa: E402
 
 
-class RecordingDriver:
-    """Compiles for compute capability 9.0 and loads nothing; keeps what each launch was given."""
+class RecordingDriver(CountingDriver):
+    """Keeps what each launch was given."""
 
     def __init__(self) -> None:
-        self.launched: list[tuple[Any, ...]] = []
-        self.utils = SimpleNamespace(
-            load_binary=lambda name, kernel, *_: (name, hash(kernel), 0, 0, 1024),
-            get_device_properties=lambda _: {"max_shared_mem": 232448},
-            unload_module=lambda _: None,
-        )
-
-    def get_current_device(self) -> int:
-        return 0
+        super().__init__()
+        self.launched: list[Any] = []
+        self.utils.load_binary = lambda name, kernel, *_: (name, hash(kernel), 0, 0, 1024)
 
     def get_current_stream(self, _: int) -> int:
         return 77
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
 
     def launcher_cls(self, src: Any, metadata: Any) -> Any:
         signature, constants = tuple(src.signature.items()), repr(sorted(src.constants.items()))

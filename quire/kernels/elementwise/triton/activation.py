@@ -44,19 +44,9 @@ def _gated(gate_up: torch.Tensor, out: torch.Tensor | None, *, gelu: bool) -> to
         out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
     if num_tokens:
         pdl = has_pdl(gate_up.device)
-        launch(
-            _gated_kernel,
-            (num_tokens, -(-size // BLOCK)),
-            gate_up,
-            out,
-            gate_up.stride(0),
-            size,
-            GELU=gelu,
-            BLOCK=BLOCK,
-            PDL=pdl,
-            num_warps=4,
-            launch_pdl=pdl,
-        )
+        launch(_gated_kernel, (num_tokens, -(-size // BLOCK)),
+            gate_up, out, gate_up.stride(0), size, GELU=gelu, BLOCK=BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
     return out
 
 

@@ -355,20 +355,9 @@ def _ordered(routes: Routes, experts: int, rows: int) -> Routes:
     if not at_once:
         counts = torch.empty((chunks, experts), dtype=torch.int32, device=device)
         launch(_count_kernel, (chunks,), chosen, counts, choices, **shape)
-    launch(
-        _order_kernel,
-        (experts, chunks),
-        chosen,
-        counts,
-        order,
-        tiles,
-        choices,
-        chunks,
-        most,
-        rows,
-        AT_ONCE=at_once,
-        **shape,
-    )
+    launch(_order_kernel, (experts, chunks),
+        chosen, counts, order, tiles, choices, chunks, most, rows, AT_ONCE=at_once, **shape,
+    )  # fmt: skip
     return routes._replace(tiling=tiling)
 
 
