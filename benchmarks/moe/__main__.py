@@ -65,6 +65,7 @@ class Layer:
     down: torch.Tensor
     scales: tuple[torch.Tensor, torch.Tensor] | None
     router: torch.Tensor
+    logits: torch.Tensor
     routes: Routes
 
     def of_gate_up(self) -> torch.Tensor | None:
@@ -104,7 +105,7 @@ class Setting:
         scales = None if first is None or second is None else (first, second)
         router = self._random(self.experts, self.hidden)
         logits = torch.randn(self.rows, self.experts, device=DEVICE)
-        return Layer(gate_up, down, scales, router, routing.route(logits, self.rule, None, None, self.here))
+        return Layer(gate_up, down, scales, router, logits, routing.route(logits, self.rule, None, None, self.here))
 
     def _weights(self, *shape: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         if not self.narrow:
@@ -123,12 +124,10 @@ class Setting:
 
     def tiled(self, rows: int) -> list[Layer]:
         """The layers, their choices ordered in tiles of other heights."""
-        made = []
-        for layer in self.layers:
-            scattered = torch.full((self.rows, self.experts), -9.0, device=DEVICE)
-            scattered.scatter_(1, layer.routes.experts.long(), layer.routes.weights.log())
-            made.append(replace(layer, routes=routing.route(scattered, self.rule, None, None, None, rows)))
-        return made
+        return [
+            replace(layer, routes=routing.route(layer.logits, self.rule, None, None, self.here, rows))
+            for layer in self.layers
+        ]
 
 
 def check(setting: Setting) -> float:
@@ -306,8 +305,6 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if args.sweep and args.ranks > 1:
-        parser.error("--sweep is of one rank")
     torch.manual_seed(0)
     found: list[dict[str, object]] = []
     if workloads.quantization_of(args.model) not in (None, "fp8"):

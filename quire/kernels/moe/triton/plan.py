@@ -101,10 +101,10 @@ def of_rows(rows: int, width: int) -> Plan:
             gate_up = _tiles(rows, 64, 256 if tall else 128, 2, width, gated=True, tall=tall)
             return Plan(gate_up, _tiles(rows, 64, 128, 3, width, tall=tall))
         return Plan(_tiles(128, 128, 128, 1, width, gated=True, warps=8), _tiles(128, 128, 128, 1, width, warps=8))
-    if rows <= 32:
-        block_k = 128 if rows == 16 else 64  # room for three tiles of the weight or more on their way
-        gate_up = _tiles(rows, 64, block_k, 2, width, gated=True, tall=True)
-        return Plan(gate_up, _tiles(rows, 128, block_k, 2, width, tall=True))
+    if rows == 16:
+        return Plan(_tiles(16, 64, 128, 2, width, gated=True, tall=True), _tiles(16, 128, 128, 2, width, tall=True))
+    if rows == 32:  # more programs, each with less on its way: the last ones have less to do alone
+        return Plan(_tiles(32, 64, 64, 3, width, gated=True, tall=True), _tiles(32, 64, 64, 5, width, tall=True))
     if rows == 64:
         return Plan(_tiles(64, 64, 64, 2, width, gated=True), _tiles(64, 128, 64, 2, width))
     return Plan(_tiles(128, 128, 64, 1, width, gated=True, warps=8), _tiles(128, 256, 64, 1, width, warps=8))
