@@ -291,9 +291,12 @@ def _batch(m: int, n: int, k: int, *, gated: bool, residual: bool) -> Plan:
     if gated:
         if rows == 64 and k > 3072 and _is_a_round(narrow):
             return _tiles(64, 32, 128, k, gated=True)
-        return _tiles(rows, 64, 128, k, gated=True, tall=rows == 32 or tiles > PROCESSORS)
+        tall = rows == 32 or tiles > PROCESSORS or (k > 4096 and _is_a_round(tiles))
+        return _tiles(rows, 64, 128, k, gated=True, tall=tall)
     tall = rows == 32
     if rows == 64:
+        if not residual and k > 4096 and tiles * _split(tiles) > max(narrow * _split(narrow), PROCESSORS // 2):
+            return _tiles(64, 64, 128, k, split=_split(tiles), tall=True)  # more programs than narrow ones make
         if narrow <= PROCESSORS:
             return _tiles(64, 32, 128, k, split=_split(narrow) if residual or k > 3072 else 1)
         if 5 * tiles < 3 * PROCESSORS:
