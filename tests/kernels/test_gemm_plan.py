@@ -146,6 +146,19 @@ def test_columns_that_fill_no_turn_and_rounds_that_are_not_full_have_other_kerne
     assert outputs == [Registers(16, 128, 1, 8), Registers(32, 128, 1, 8), Registers(32, 128, 1, 8)]
 
 
+def test_long_products_of_few_outputs_share_k_where_narrow_tiles_leave_processors_idle() -> None:
+    """2,560 outputs are 80 narrow tiles, or 40 wide ones in three shares; 2,048 and 4,096 fill as many either way."""
+
+    def cut(n: int, k: int) -> tuple[int, int]:
+        how = plan(64, n, k, gated=False, residual=False, bulk=True)
+        assert isinstance(how, Tiles)
+        return how.block_n, how.split
+
+    assert cut(2560, 8192) == (64, 3)
+    assert [cut(n, 8192) for n in (2048, 3072, 4096)] == [(32, 2), (32, 1), (32, 1)]
+    assert cut(2560, 4096) == (32, 1)
+
+
 def test_no_plan_beyond_its_rows_or_without_a_gpu() -> None:
     assert plan(MAX_ROWS + 1, 4096, 4096, gated=False, residual=False, bulk=True) is None
     x, weight = torch.randn(1, 64).bfloat16(), torch.randn(64, 64).bfloat16()
