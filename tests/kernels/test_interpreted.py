@@ -50,7 +50,7 @@ def launched_kernels() -> set[str]:
             if (name := _launched_by(node)) is not None:
                 launched = choices.get(name.id, (name,)) if isinstance(name, ast.Name) else (name,)
                 found |= {ast.unparse(one).rpartition(".")[2] for one in launched}
-    return found - {"kernel"}  # of `launches`, which launches what it is given
+    return found - {"kernel", "compiled"}  # what is launched by another name, or was compiled before
 
 
 def run_interpreted(folder: Path, *, few: bool) -> set[str]:
