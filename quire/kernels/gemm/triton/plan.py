@@ -295,7 +295,7 @@ def _batch(m: int, n: int, k: int, *, gated: bool, residual: bool) -> Plan:
         return _tiles(rows, 64, 128, k, gated=True, tall=tall)
     tall = rows == 32
     if rows == 64:
-        if not residual and k > 4096 and tiles * _split(tiles) > max(narrow * _split(narrow), PROCESSORS // 2):
+        if not residual and k > 4096 and tiles * _split(tiles) > narrow * _split(narrow):
             return _tiles(64, 64, 128, k, split=_split(tiles), tall=True)  # more programs than narrow ones make
         if narrow <= PROCESSORS:
             return _tiles(64, 32, 128, k, split=_split(narrow) if residual or k > 3072 else 1)
