@@ -8,8 +8,9 @@ several, one after another.
 Of sums each figure is µs a call inside a CUDA graph of 40, all ranks together, the median of 20 replays: `reduce_add`
 (which adds the residual too) as layers call it, by the kernels for one trip and for two, and the
 library's all-reduce with an addition behind it. Beside them the sums alone that torch makes over symmetric memory, in
-one and in two shots. A step's other meetings follow: the logits of some rows to the first rank, a draw from them there
-("whole"), and its tokens to all; or instead of the three a draw by all ranks from their own logits ("apart").
+one and in two shots; and a layer's sum with the norm that reads it, in a kernel behind it and inside. A step's other
+meetings follow: the logits of some rows to the first rank, a draw from them there ("whole"), and its tokens to all; or
+instead of the three a draw by all ranks from their own logits ("apart").
 
 Engines are those of `benchmarks.gpu`, a process each: T1 and T2 of batch 1 of llama-3.1-8b on one GPU ("one"), with
 shared layers ("tp") and in stages ("pp"), T1b of it on one, in stages and by as many copies ("dp"), T3 on one, with
@@ -46,7 +47,7 @@ DENSE, SPARSE = "llama-3.1-8b", "qwen3-30b-a3b"
 LAYOUTS = ["one", "tp", "cp", "pp", "ep", "dp"]
 TESTS = ["T1", "T1b", "T2", "T3"]
 LONG = "T3@131000"
-SUMS = ["ours", "once", "twice", "library", "one shot", "two shot"]
+SUMS = ["ours", "once", "twice", "library", "one shot", "two shot", "norm behind", "norm inside"]
 
 
 def main() -> None:
@@ -168,12 +169,22 @@ def _sums(group: Group, hidden: int) -> list[results_file.Row]:
 
 def _ways(group: Group, partial: torch.Tensor, residual: torch.Tensor) -> dict[str, Callable[[], object]]:
     """Those of `SUMS` that so many rows can go."""
+    import torch
+
     from quire.kernels import across_ranks as of_layers
+    from quire.kernels.elementwise.norm import rms_norm
     from quire.kernels.triton import across_ranks
+
+    norm = torch.ones_like(residual[0]), 1e-5
+
+    def norm_behind() -> None:
+        rms_norm(of_layers.reduce_add(partial, residual, group), *norm, early=True)
 
     found: dict[str, Callable[[], object]] = {
         "ours": bound(of_layers.reduce_add, partial, residual, group),
         "library": bound(group.reduce_add, partial, residual),
+        "norm behind": norm_behind,
+        "norm inside": bound(of_layers.reduce_add_norm, partial, residual, norm, group),
     }
     peers = group.peers
     if peers is not None and len(partial) <= peers.layout.once_rows:

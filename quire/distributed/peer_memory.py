@@ -83,6 +83,8 @@ class Layout:
             "once": (torch.int32, (2, self.size, self.once_rows, self.words)),
             # Parts by where they come from, and sums by who made them, of every rank's rows.
             "twice": (torch.int32, (2, 2 * self.size, -(-self.twice_rows // self.size), self.words)),
+            # Of pieces of such sums, for the programs of each other.
+            "squares": (torch.int32, (2, -(-self.twice_rows // self.size) * self.size, self.pieces, self.pieces)),
             "tokens": (torch.int64, (2, max(self.logit_rows, 1))),
             "drafts": (torch.int64, (2, max(self.drafts, 1))),
             "masses": (torch.int64, (2, self.size, max(self.logit_rows, 1), 2)),
@@ -90,6 +92,12 @@ class Layout:
             "logits": (torch.float32, (self.logit_rows, -(-self.vocab // _LINE) * _LINE)),
             "logits_here": (torch.int32, (self.size, self.logit_rows * self.chunks)),
         }
+
+    @property
+    def squares_at(self) -> int:
+        """Words from "twice" to "squares"."""
+        offsets = self.offsets()
+        return (offsets["squares"] - offsets["twice"]) // 4
 
     def offsets(self) -> dict[str, int]:
         """Bytes before each part, and before the end ("")."""
@@ -138,7 +146,7 @@ class PeerMemory:
         """Makes a buffer what it is before its first use. Where sums go, every word is -1, which none of them is."""
         local.zero_()
         offsets = layout.offsets()
-        for name in ("once", "twice"):
+        for name in ("once", "twice", "squares"):
             shape = layout.parts()[name][1]
             local[offsets[name] : offsets[name] + 4 * prod(shape)].fill_(0xFF)
 

@@ -18,6 +18,7 @@ from quire.distributed.sums_under_way import Add
 # Among so many at most, where messages take one trip. 16 MiB with the residual: 49 µs, the library's sum and an
 # addition 93; among four, in two trips, 75 and 115 (`benchmarks.ranks`).
 _RANKS_FOR_PIECES = 2
+_FEW_ROWS = 16  # that products norm on their way
 
 
 def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> torch.Tensor:
@@ -40,6 +41,24 @@ def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> t
     for piece, of_residual in zip(partial.split(layout.once_rows), residual.split(layout.once_rows), strict=True):
         across_ranks.reduce_once(piece, of_residual, peers)
     return residual
+
+
+def reduce_add_norm(
+    partial: torch.Tensor, residual: torch.Tensor, norm: tuple[torch.Tensor, float], group: Group
+) -> torch.Tensor | None:
+    """`reduce_add`, and what an RMS norm, (weight [n], eps), makes of the sum: [m, n]. None: that is left to whoever
+    reads it. (In one trip, each rank adds up all of a row: a program for whole rows takes as long as both kernels.)"""
+    peers, rows = group.peers, len(partial)
+    under_way = group.under_way is not None and group.under_way.holds(residual)
+    if peers is None or under_way or not _is_as_wide(partial, peers) or norm[0].dtype != residual.dtype:
+        reduce_add(partial, residual, group)
+        return None
+    if not max(peers.layout.once_rows, _FEW_ROWS) < rows <= peers.layout.twice_rows:
+        reduce_add(partial, residual, group)
+        return None
+    from quire.kernels.triton import across_ranks
+
+    return across_ranks.reduce_twice(partial, residual, peers, norm)
 
 
 def parts_adder(dtype: torch.dtype, stride: int, rank: int, size: int, device: torch.device) -> Add | None:

@@ -59,6 +59,11 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.index, self.group, self.keeps = index, 0, keeps
 
+    @property
+    def adding(self) -> Linear | None:
+        """What adds to the residual stream; None: nobody asks."""
+        return None
+
     def share_with(self, topology: Topology) -> None:
         """Attend to this rank's share of the heads alone. Raises ConfigError if it cannot be shared."""
         raise NotImplementedError
@@ -146,6 +151,10 @@ class Attention(SelfAttention):
         # The kernels around the rotation know RMS norms of heads.
         self._norms_inside = self.norm_on != "width" and isinstance(self.q_norm, RMSNorm)
         self._is_plain = clip is None and v_norm is None and (qk_norm is None or self._norms_inside)
+
+    @property
+    def adding(self) -> Linear:
+        return self.o_proj
 
     def share_with(self, topology: Topology) -> None:
         heads, kv_heads, head_dim = self.heads

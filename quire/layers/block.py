@@ -3,14 +3,14 @@ product are computed inside of it, if they can be."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from quire.attention.context import StepContext
 from quire.layers.attention import SelfAttention
-from quire.layers.norm import Norm, RMSNorm, add_normed
+from quire.layers.norm import Next, Norm, RMSNorm, add_normed
 
 
 class FeedForward(Protocol):
@@ -52,10 +52,26 @@ class DecoderLayer(nn.Module):
             self.mlp(rows, self.post_attention_layernorm)
         return residual
 
+    def norm_in_sums(self, following: nn.Module | None) -> None:
+        """Of a share of several ranks, once matrices are there: sums over ranks norm the residual stream for who reads
+        it next. following: the layer behind this one."""
+        _norm_for(self.self_attn, self.post_attention_layernorm, self.mlp)
+        if isinstance(following, DecoderLayer):
+            _norm_for(self.mlp, following.input_layernorm, following.self_attn)
+
     @property
     def takes_pieces(self) -> bool:
         """Whether it asks the step for rows before it reads them, whose sums may be under way."""
         return self.self_attn.takes_pieces
+
+
+def _norm_for(writer: object, norm: Norm, reader: object) -> None:
+    """reader: whose products read what `norm` makes of the stream that `writer` adds to, and nobody in between."""
+    adding: Any = getattr(writer, "adding", None)
+    assert isinstance(reader, nn.Module)
+    rounds = any(getattr(part, "rounds_rows", False) for part in reader.modules())
+    if adding is not None and isinstance(norm, RMSNorm) and not norm.plus_one and not rounds:
+        adding.next = Next(norm)
 
 
 class ScaledLayer(DecoderLayer):

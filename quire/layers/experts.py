@@ -17,7 +17,6 @@ from torch import nn
 from quire.attention.context import StepContext
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Topology
-from quire.kernels.across_ranks import reduce_add
 from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.gemm.fp8_linear import Fp8Rows, rms_norm_both
 from quire.kernels.moe.experts import add_each_with, norms_inside, takes_shared
@@ -33,7 +32,7 @@ from quire.layers.linear import Linear
 from quire.layers.low_rank import LowRankExperts
 from quire.layers.may_be_packed import MayBePacked
 from quire.layers.mlp import MLP, GatedMLP
-from quire.layers.norm import Norm, RMSNorm
+from quire.layers.norm import Next, Norm, RMSNorm, add_over_ranks
 from quire.layers.spread import Spread
 from quire.layers.targets import Staged, Staging, Target, store
 from quire.quantization.base import (
@@ -256,6 +255,11 @@ class Experts(nn.Module):
         """What the numbers of one of its experts' matrices stand for, as this rank has them. number: in `pair`."""
         own = {name: tensor[slot] for name, tensor in self._kept[number].items()}
         return self._pair[number].scheme.format.matrix(own, None).dense(dtype)
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether what many tokens are multiplied by is rounded, and normed on the way."""
+        return self.matrices.takes_narrow
 
     @property
     def takes_narrow(self) -> bool:
@@ -508,10 +512,16 @@ class MixtureOfExperts(nn.Module):
         if shared_gate is not None:
             self.add_module(shared_gate, SharedGate(hidden))
         self.group: Group | None = None
+        self.next: Next | None = None
 
     def join(self, group: Group) -> None:
         """Be the share of one of several ranks, which add their parts up."""
         self.group = group
+
+    @property
+    def adding(self) -> MixtureOfExperts | None:
+        """What adds to the residual stream."""
+        return self if self.fc2_latent_proj is None else None
 
     def forward(self, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         """`residual += experts(norm(residual))` in place, [tokens, hidden]; returns it."""
@@ -553,7 +563,7 @@ class MixtureOfExperts(nn.Module):
             own = self.experts.matrices.add_with(beside, routed, routes, partial, inside)
         if self.group is None:
             return own
-        return reduce_add(own, torch.zeros_like(x) if residual is None else residual, self.group)
+        return add_over_ranks(own, residual, self.group, self.next)
 
     def _beside(self) -> Shared | None:
         """The shared experts, to go along with the others; None: there are none, or they must go by themselves."""

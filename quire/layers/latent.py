@@ -82,6 +82,10 @@ class LatentAttention(SelfAttention):
     def share_with(self, topology: Topology) -> None:
         self.shape = self.shape._replace(heads=topology.share(self.shape.heads, "num_attention_heads"))
 
+    @property
+    def adding(self) -> Linear:
+        return self.o_proj
+
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         heads, nope, rope, value, rank, _ = self.shape
         cache, group = ctx.caches[self.index], ctx.groups[self.group]

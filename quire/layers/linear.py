@@ -13,12 +13,11 @@ from torch import nn
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.foundation.errors import ConfigError
-from quire.kernels.across_ranks import reduce_add
 from quire.kernels.attention.rope import qk_norm_rope_write
 from quire.kernels.elementwise.norm import rms_norm
 from quire.layers.low_rank import LowRank, Shrunk
+from quire.layers.norm import Next, RMSNorm, add_over_ranks
 from quire.layers.norm import Norm as NormLayer
-from quire.layers.norm import RMSNorm
 from quire.layers.targets import Staged, Staging, Target, store
 from quire.quantization.base import (
     FLOATS,
@@ -98,6 +97,7 @@ class Linear(nn.Module):
     matrix: Matrix
     group: Group | None = None  # of ranks whose products are added up
     low_rank: LowRank | None = None  # what adapters add, if there may be any
+    next: Next | None = None  # of such a sum, if it goes to the residual stream
 
     def __init__(
         self,
@@ -231,6 +231,11 @@ class Linear(nn.Module):
     def part_rows(self) -> tuple[int, ...]:
         """This rank's rows of each part."""
         return tuple(share.room for share in self.shares)
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether it rounds what it multiplies, and norms it on the way."""
+        return self.matrix.takes_fp8_rows
 
     @property
     def scheme(self) -> Scheme:
@@ -392,8 +397,7 @@ class Linear(nn.Module):
         if self.low_rank is not None and self.low_rank.is_active:
             if self.group is None:
                 return self._adapted_for(reader, x, norm, residual)
-            y = self._adapted(x, norm)
-            return reduce_add(y, torch.zeros_like(y) if residual is None else residual, self.group)
+            return add_over_ranks(self._adapted(x, norm), residual, self.group, self.next)
         assert not isinstance(x, Shrunk)
         x, pair = before(x, norm)
         if self.group is not None:
@@ -475,7 +479,7 @@ class Linear(nn.Module):
         own = torch.empty_like(residual) if residual is not None and residual.is_cuda else None
         partial = self.matrix.linear(x, norm=norm, out=own)
         assert isinstance(partial, torch.Tensor)
-        return reduce_add(partial, torch.zeros_like(partial) if residual is None else residual, self.group)
+        return add_over_ranks(partial, residual, self.group, self.next)
 
     def wide(self, x: torch.Tensor, norm: NormLayer | None, out: torch.Tensor | None = None) -> torch.Tensor:
         """The same in float32, as logits are wanted; into `out` if given."""
@@ -490,7 +494,9 @@ class Linear(nn.Module):
         """x [tokens, in] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache."""
         if self.low_rank is not None and self.low_rank.is_active:
             return qk_norm_rope_write(self._adapted(x, norm), *place)
-        return self.matrix.qkv_rope_write(x, (norm.weight, norm.eps), place)
+        rows, pair = before(x, norm)
+        assert isinstance(rows, torch.Tensor)
+        return self.matrix.qkv_rope_write(rows, pair, place)
 
 
 def before(x: Rows, norm: NormLayer | None) -> tuple[Rows, Norm | None]:
@@ -498,10 +504,11 @@ def before(x: Rows, norm: NormLayer | None) -> tuple[Rows, Norm | None]:
     kernels expect; other norms have been."""
     if norm is None:
         return x, None
-    if isinstance(norm, RMSNorm) and not norm.plus_one:
-        return x, (norm.weight, norm.eps)
     assert isinstance(x, torch.Tensor)
-    return norm(x), None
+    if not isinstance(norm, RMSNorm) or norm.plus_one:
+        return norm(x), None
+    given = norm.take(x)
+    return (x, (norm.weight, norm.eps)) if given is None else (given, None)
 
 
 def _cut(pieces: tuple[tuple[int, int], ...], share: Share) -> Iterator[tuple[tuple[int, int], int]]:

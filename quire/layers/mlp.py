@@ -42,6 +42,11 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(intermediate, hidden, bias=outer, role="columns")
         self._act = activation(act)
 
+    @property
+    def adding(self) -> Linear:
+        """What adds to the residual stream."""
+        return self.down_proj
+
     def forward(self, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         """`residual += mlp(norm(residual))` in place, [tokens, hidden]; returns it."""
         return self.add(residual, norm, residual)
@@ -81,6 +86,11 @@ class MLP(nn.Module):
         self.up_proj = Linear(hidden, intermediate, bias=bias, role="rows", transposed=transposed)
         self.down_proj = Linear(intermediate, hidden, bias=bias, role="columns", transposed=transposed)
         self.act_fn: Activation = activation(act, key) if isinstance(act, str) else act
+
+    @property
+    def adding(self) -> Linear:
+        """What adds to the residual stream."""
+        return self.down_proj
 
     def forward(self, residual: torch.Tensor, norm: Norm) -> torch.Tensor:
         """`residual += mlp(norm(residual))` in place, [tokens, hidden]; returns it."""

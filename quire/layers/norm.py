@@ -1,15 +1,17 @@
 """Norms. An RMS norm is but a weight and an epsilon: it is computed by whoever reads the normed values, products and
-the rotary kernel. Where nobody does, and for the others, `forward` does it."""
+the rotary kernel, or by the sum over ranks that made them. Where nobody does, and for the others, `forward` does it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
+from quire.kernels.across_ranks import reduce_add, reduce_add_norm
 from quire.kernels.elementwise.norm import add_rms_norm, layer_norm, rms_norm
 from quire.layers.cuts import Cut, cut_parameter, own_targets, square_sums
 from quire.layers.targets import Staged, Staging, Target
@@ -27,15 +29,49 @@ class RMSNorm(nn.Module):
         self.eps, self.plus_one = eps, plus_one
         dtype = torch.float32 if plus_one else None
         self.weight: torch.Tensor = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
+        self._given: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        given = self.take(x)
+        return rms_norm(x, self.weight, self.eps) if given is None else given
+
+    def give(self, x: torch.Tensor, normed: torch.Tensor) -> None:
+        """What whoever reads the rows of x next, before they change, need not compute."""
+        self._given = x, normed
+
+    def take(self, x: torch.Tensor) -> torch.Tensor | None:
+        """What is given of x, once; None: it is to be computed."""
+        given, self._given = self._given, None
+        return given[1] if given is not None and given[0] is x else None
 
     def stored(self, name: str) -> Iterator[Target]:
         if self.plus_one:
             yield _plus_one(f"{name}.weight", self.weight)
         else:
             yield from own_targets(self, "weight", f"{name}.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """The norm that reads the residual stream next: no module of whoever adds to it."""
+
+    norm: RMSNorm
+
+
+def add_over_ranks(
+    partial: torch.Tensor, residual: torch.Tensor | None, group: Group, reader: Next | None
+) -> torch.Tensor:
+    """`residual += the sum of all ranks' partial` in place, [tokens, n]; without a residual, the sum. May overwrite
+    `partial`. reader: is given what it would make of the residual."""
+    if residual is None:
+        return reduce_add(partial, torch.zeros_like(partial), group)
+    if reader is None:
+        return reduce_add(partial, residual, group)
+    norm = reader.norm
+    normed = reduce_add_norm(partial, residual, (norm.weight, norm.eps), group)
+    if normed is not None:
+        norm.give(residual, normed)
+    return residual
 
 
 class UnitNorm(RMSNorm):

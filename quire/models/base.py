@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from quire.foundation.errors import ConfigError
 from quire.kernels.across_ranks import gather_columns
 from quire.kernels.elementwise.activation import softcap_
 from quire.layers.attention import Keeps, SelfAttention
+from quire.layers.block import DecoderLayer
 from quire.layers.embedding import Embedding
 from quire.layers.experts import Experts
 from quire.layers.linear import Linear
@@ -454,6 +456,12 @@ class DecoderStack(Decoder):
             for keeps in self._keeps
         ]
         self.group = group
+
+    def norm_in_sums(self) -> None:
+        """See `DecoderLayer.norm_in_sums`."""
+        for layer, following in pairwise([*self.layers, None]):
+            if isinstance(layer, DecoderLayer):
+                layer.norm_in_sums(following)
 
     def forward(
         self,

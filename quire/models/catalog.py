@@ -151,6 +151,8 @@ def allocate(
             paths = [f"{parent}.{part}" if part else path for part in module.sources]
             names = (model.checkpoint_name(f"{path}.weight").removesuffix(".weight") for path in paths)
             module.allocate(method, tuple(names), topology, group)
+    if group is not None and isinstance(model, DecoderStack):
+        model.norm_in_sums()
 
 
 class _AsStored(QuantizationMethod):

@@ -119,7 +119,7 @@ class Matrix(ABC):
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
         )  # fmt: skip
 
-    def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: QkvTarget) -> torch.Tensor:
+    def qkv_rope_write(self, x: torch.Tensor, norm: Norm | None, place: QkvTarget) -> torch.Tensor:
         """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache.
 
         See `quire.kernels.attention.qkv`.

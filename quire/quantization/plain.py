@@ -57,7 +57,7 @@ class PlainMatrix(Matrix):
             x, self.weight, self.bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
         )
 
-    def qkv_rope_write(self, x: torch.Tensor, norm: Norm, place: QkvTarget) -> torch.Tensor:
+    def qkv_rope_write(self, x: torch.Tensor, norm: Norm | None, place: QkvTarget) -> torch.Tensor:
         return qkv_rope_write(x, self.weight, self.bias, norm, place)
 
 

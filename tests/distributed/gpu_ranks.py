@@ -13,7 +13,15 @@ import torch
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import Layout
 from quire.distributed.sums_under_way import LEAST_OPERATIONS, Steps
-from quire.kernels.across_ranks import from_first, gather_columns, parts_adder, reduce_add, reduce_add_reference
+from quire.kernels.across_ranks import (
+    from_first,
+    gather_columns,
+    parts_adder,
+    reduce_add,
+    reduce_add_norm,
+    reduce_add_reference,
+)
+from quire.kernels.elementwise.norm import rms_norm
 from quire.kernels.sampling.apart import draw_apart
 from quire.kernels.sampling.draws import floats, uniform
 from quire.kernels.sampling.sampling import sample
@@ -41,6 +49,14 @@ def check_sums(group: Group, dtype: torch.dtype) -> list[torch.Tensor]:
             if group.peers is not None and (rows <= group.peers.layout.once_rows or group.topology.size != 3):
                 assert torch.equal(ours, wanted), (rows, dtype)
             torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=6e-2)
+        theirs, gain = residual.to(group.device), torch.randn(HIDDEN, generator=generator).to(group.device, dtype)
+        normed = reduce_add_norm(parts[group.topology.rank].to(group.device), theirs, (gain, 1e-5), group)
+        assert torch.equal(theirs.cpu(), ours)
+        layout = None if group.peers is None else group.peers.layout
+        assert (normed is not None) == (layout is not None and max(16, layout.once_rows) < rows <= layout.twice_rows)
+        if normed is not None:
+            torch.testing.assert_close(normed, rms_norm(theirs, gain, 1e-5), rtol=2**-7, atol=1e-6)
+            found.append(normed.cpu())
         found.append(ours)
     return found
 
@@ -102,12 +118,17 @@ def check_graph(group: Group, rows: int) -> torch.Tensor:
     counter = torch.zeros(1, dtype=torch.float32, device=device)
     drafts = torch.zeros(DRAFTS, dtype=torch.int32, device=device)
 
+    gain = torch.ones(HIDDEN, dtype=torch.bfloat16, device=device), 1e-5
+
     def step() -> None:
         drafts.copy_(counter.int().expand(DRAFTS) + 1 if rank == 0 else torch.zeros_like(drafts))
         from_first(drafts, group, "drafts")
         residual.fill_(1)
-        for _ in range(8):
-            reduce_add(residual * mine / 64, residual, group)
+        for number in range(8):
+            if number % 3:
+                reduce_add(residual * mine / 64, residual, group)
+            else:
+                reduce_add_norm(residual * mine / 64, residual, gain, group)
         counter.add_(1)
         part = (residual[:, :1].float() + counter) * torch.arange(rank * width, (rank + 1) * width, device=device)
         gather_columns(part, logits, group)

@@ -14,6 +14,8 @@ from quire.config.model_info import read_model_info
 from quire.distributed.group import Group
 from quire.distributed.sums_under_way import Steps, SumsUnderWay
 from quire.kernels.across_ranks import from_first, reduce_add, reduce_add_reference
+from quire.kernels.elementwise.norm import rms_norm
+from quire.layers import norm as norms
 from quire.models import catalog, weights
 from quire.models.base import DecoderStack
 from quire.types.ranks import Rank
@@ -49,6 +51,22 @@ class Late:
         self.begun = self.begun[len(due) :]
         for _, at, partial, before in due:
             self.rows[at] = self.group.reduce_add(partial.clone(), before)
+
+
+class NormedSums:
+    """Sums over ranks that norm what they make for who reads it next, however few rows there are; and how many did."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(
+        self, partial: torch.Tensor, residual: torch.Tensor, norm: tuple[torch.Tensor, float], group: Group
+    ) -> torch.Tensor | None:
+        reduce_add(partial, residual, group)
+        if group.under_way is not None:
+            return None
+        self.made += 1
+        return rms_norm(residual, *norm)
 
 
 def in_pieces(model: DecoderStack, group: Group) -> torch.Tensor | None:
@@ -105,15 +123,17 @@ def main(rank: str, size: str, meeting: str, out: str, *names: str) -> None:
     torch.set_num_threads(1)
     group = Group(Rank(int(rank), int(size), meeting), CPU)
     sums_of(group)
-    found, took_pieces = [], []
+    found, took_pieces, normed = [], [], []
     for name in names:
         model = load(name, group)
+        norms.reduce_add_norm = sums = NormedSums()  # type: ignore[assignment]
         found.append(logits_of(model))
+        normed.append(sums.made)
         late = in_pieces(model, group)
         took_pieces.append(late is not None)
         if late is not None and rank == "0":  # who has the logits
             torch.testing.assert_close(late, found[-1], rtol=1e-4, atol=1e-4)
-    torch.save((found, took_pieces), f"{out}{rank}")
+    torch.save((found, took_pieces, normed), f"{out}{rank}")
     tokens = torch.full((3,), int(rank), dtype=torch.int32)
     assert from_first(tokens, group).tolist() == [0, 0, 0]
     assert group.smallest(5 + int(rank), 9 - int(rank)) == [5, 10 - int(size)]

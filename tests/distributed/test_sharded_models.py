@@ -53,8 +53,9 @@ def run(size: int, names: list[str], work: Path) -> tuple[list[torch.Tensor], li
 
 
 def compare(size: int, names: list[str], work: Path) -> None:
-    logits, take_pieces = run(size, names, work)
+    logits, take_pieces, normed = run(size, names, work)
     assert all(takes for name, takes in zip(names, take_pieces, strict=True) if "odd-" in name or "olmoe" in name)
+    assert all(count >= 5 * 3 for name, count in zip(names, normed, strict=True) if "odd-" in name)  # steps, sums
     for name, ours in zip(names, logits, strict=True):
         whole = sharded.logits_of(sharded.load(name))
         assert whole.std() > 0.1, name

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from quire.distributed.peer_memory import Layout, PeerMemory
 from quire.kernels.across_ranks import reduce_add_reference
 from quire.kernels.dispatch import INTERPRETED
+from quire.kernels.elementwise.norm import rms_norm_reference
 from quire.kernels.sampling.apart import draw_apart, draw_apart_reference
 from quire.kernels.sampling.draws import floats
 from quire.kernels.sampling.state import Column, Stats
@@ -30,12 +31,17 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=2**-7 if found.dtype == torch.bfloat16 else 0, atol=0)
 
 
+def check_normed(found: torch.Tensor, of: torch.Tensor, gain: torch.Tensor) -> None:
+    wanted = rms_norm_reference(of, gain, 1e-6)
+    torch.testing.assert_close(found, wanted, rtol=1e-6 if found.dtype == torch.float32 else 2**-7, atol=1e-6)
+
+
 def shown_bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(torch.int32)
 
 
 def assert_empty(peers: PeerMemory) -> None:
-    assert all((peers.views[name] == -1).all() for name in ("once", "twice"))
+    assert all((peers.views[name] == -1).all() for name in ("once", "twice", "squares"))
 
 
 @needs_interpreter
@@ -57,9 +63,8 @@ def test_what_ranks_send_and_make_of_what_comes(
         for source in (0, 2):
             ranks[1].views["once"][use & 1, source, :rows] = shown_bits(partials[source])
         wanted = reduce_add_reference(partials, residual)
-        found = across_ranks.reduce_once(partials[1], residual, ranks[1])
-        assert found is residual
-        check(found, wanted)
+        assert across_ranks.reduce_once(partials[1], residual, ranks[1]) is residual
+        check(residual, wanted)
         assert_empty(ranks[1])
         for other in (0, 2):
             sent = ranks[other].views["once"][use & 1, 1, :rows]
@@ -99,6 +104,53 @@ def test_rows_that_one_rank_adds_up(tmp_path: Path, dtype: torch.dtype, monkeypa
                     found.fill_(-1)
         for other in (0, 2, 3):
             assert_empty(ranks[other])
+
+
+@needs_interpreter
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_what_a_norm_makes_of_rows_that_come(
+    tmp_path: Path, dtype: torch.dtype, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, of which each needs to know the squares of all: where that is not their own rank's business, for here
+    they run one after the other."""
+    from quire.distributed import peer_memory
+    from quire.kernels.triton import across_ranks
+
+    hidden, rows = 72, 1 if pieces > 1 else 6
+    words = hidden * dtype.itemsize // 4
+    monkeypatch.setattr(peer_memory, "PIECE", -(-words // pieces))
+    layout = Layout(4, hidden, dtype.itemsize, max_rows=8)
+    assert layout.pieces == pieces
+    width = -(-words // pieces // 16) * 16
+    ranks, gain = make_peers(tmp_path / "memory", layout), torch.randn(hidden).to(dtype)
+    for use in (0, 1, 2):
+        partials = [torch.randn(rows, hidden).to(dtype) for _ in ranks]
+        residual = torch.randn(rows, hidden).to(dtype)
+        wanted = reduce_add_reference(partials, residual)
+        squares = torch.stack(
+            [piece.float().square().sum(1) for piece in wanted.split(width * 4 // dtype.itemsize, 1)], 1
+        )
+        mine, told = ranks[1].views["twice"][use & 1], ranks[1].views["squares"][use & 1]
+        for row in range(rows):
+            for source in (0, 2, 3) if row % 4 == 1 else (row % 4,):
+                place, sent = (source, partials[source]) if row % 4 == 1 else (4 + source, wanted)
+                mine[place, row // 4] = shown_bits(sent[row])
+            if row % 4 != 1:
+                told[row] = shown_bits(squares[row])
+        normed = across_ranks.reduce_twice(partials[1], residual, ranks[1], (gain, 1e-6) if use else None)
+        check(residual, wanted)
+        if use:
+            check_normed(normed, residual, gain)
+            assert_empty(ranks[1])
+            for row in {1, 5} & {*range(rows)}:
+                for other in (0, 2, 3):
+                    found = ranks[other].views["squares"][use & 1, row].view(torch.float32)
+                    torch.testing.assert_close(
+                        found, residual[row].float().square().sum()[None, None], rtol=1e-5, atol=0
+                    )
+        for peers in ranks:
+            PeerMemory.clear(peers._local, layout)
 
 
 @needs_interpreter
@@ -248,6 +300,7 @@ import torch
 from quire.distributed import peer_memory
 from quire.kernels.triton import across_ranks
 from quire.kernels.across_ranks import reduce_add_reference
+from quire.kernels.elementwise.norm import rms_norm_reference
 from quire.kernels.sampling.apart import draw_apart, draw_apart_reference
 from quire.kernels.sampling.state import Stats
 from tests.kernels.peers import peers_in
@@ -256,7 +309,7 @@ from tests.sampling.rows import columns
 rank, folder, size, steps = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 peer_memory.FEW_BYTES = 512
 width = 128 // size
-peer_memory.PIECE = 24
+peer_memory.PIECE = 24 if size == 2 else 64
 layout = peer_memory.Layout(size, 64, 2, max_rows=8, vocab=100, logit_rows=8, drafts=50)
 peers = peers_in(folder / "memory", layout, rank)
 generator = torch.Generator().manual_seed(5)
@@ -273,8 +326,12 @@ for step in range(steps):
     wanted = reduce_add_reference(partials, residual)
     mine = partials[rank]
     sums = across_ranks.reduce_once if rows <= layout.once_rows else across_ranks.reduce_twice
-    found = sums(mine, residual, peers)
-    assert torch.equal(found, wanted), step
+    if step % 2 and sums is across_ranks.reduce_twice:
+        normed = sums(mine, residual, peers, (torch.ones(64).half(), 1e-6))
+        torch.testing.assert_close(normed, rms_norm_reference(wanted, torch.ones(64), 1e-6), rtol=2**-9, atol=1e-6)
+    else:
+        sums(mine, residual, peers)
+    assert torch.equal(residual, wanted), step
     parts = [torch.randn(rows, width, generator=generator) for _ in range(size)]
     across_ranks.gather_columns(parts[rank], peers.logits[:rows], peers)
     if rank == 0:

@@ -18,7 +18,11 @@ BUSY = 0.8  # share of the last round of tiles' processors, and of the tiles' ro
 
 
 def qkv_rope_write(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, norm: tuple[torch.Tensor, float], place: QkvTarget
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    norm: tuple[torch.Tensor, float] | None,
+    place: QkvTarget,
 ) -> torch.Tensor:
     """x [tokens, hidden] → rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache.
 
@@ -29,7 +33,7 @@ def qkv_rope_write(
     if _in_one(x, weight, bias, place):
         from quire.kernels.attention.triton import qkv_sm90
 
-        return qkv_sm90.qkv_rope_write(rms_norm(x, *norm), weight, bias, place)
+        return qkv_sm90.qkv_rope_write(x if norm is None else rms_norm(x, *norm), weight, bias, place)
     return qk_norm_rope_write(linear(x, weight, bias, norm=norm), *place)
 
 

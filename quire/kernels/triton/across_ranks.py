@@ -11,6 +11,8 @@ on its way, the next product's weights are too.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,8 @@ from quire.distributed.sums_under_way import Add
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 from quire.kernels.triton.launches import launch
 
+Norm = tuple[torch.Tensor, float]
+"""Weight [hidden], of the residual's dtype, and eps of an RMS norm."""
 _ADDED = 2048  # numbers that one program adds up
 
 
@@ -99,6 +103,17 @@ def _received(pointers, there):
 
 
 @triton.jit
+def _received_by_all(pointers, there):
+    """The same of few words, each of which several threads read, and one empties: when all have it."""
+    got = tl.load(pointers, there, 0, volatile=True)
+    while tl.max(tl.where(got == -1, 1, 0)) != 0:
+        got = tl.load(pointers, there, 0, volatile=True)
+    tl.debug_barrier()
+    tl.store(pointers, tl.zeros_like(got) - 1, there)
+    return got
+
+
+@triton.jit
 def _sum(residual, parts, source, TYPE: tl.constexpr, SIZE: tl.constexpr):
     """residual [n] and parts [ranks, n], all of them words, added up in the order of ranks."""
     low, high = _low(residual, TYPE), _high(residual, TYPE)
@@ -140,15 +155,31 @@ def _reduce_once_kernel(
 
 
 @triton.jit
+def _squares(row, TYPE: tl.constexpr):
+    """Their sum, of words."""
+    low, high = _low(row, TYPE), _high(row, TYPE)
+    return tl.sum(low * low + high * high, axis=0)
+
+
+@triton.jit
+def _scaled(row, scale, gain, TYPE: tl.constexpr):
+    return _word(_low(row, TYPE) * scale * _low(gain, TYPE), _high(row, TYPE) * scale * _high(gain, TYPE), TYPE)
+
+
+@triton.jit
 def _reduce_twice_kernel(
-    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, words, width,
+    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, gain_ptr, normed_ptr, words, width, eps, squares_at,
     RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
+    NORM: tl.constexpr, PIECES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each row has a rank that adds it up and sends the sum to all, itself too. Parts and sums have places of their
-    own, for each rank's rows."""
+    own, for each rank's rows.
+
+    NORM: with each piece goes the sum of its squares, once for every piece, whose program so knows the row's norm.
+    squares_at: words from the sums' memory to theirs. Pieces of a row begin one after the other, as they wait for all
+    of them. PIECES: at least as many, a power of two."""
     TYPE: tl.constexpr = typed_ptr.dtype.element_ty
-    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    piece, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = piece * width + tl.arange(0, BLOCK)
     there = (tl.arange(0, BLOCK) < width) & (at < words)
     source = tl.arange(0, SLOTS)[:, None]
@@ -156,23 +187,37 @@ def _reduce_twice_kernel(
     mine = theirs[SIZE - 1]
     number, owner = row // SIZE, (row % SIZE).to(tl.int32)
     owners = address(peers_ptr + owner, tl.int32)
+    if NORM:  # written long ago: read ahead of the wait
+        gain = tl.load(gain_ptr + at, there, 0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    used = uses_ptr + row * tl.num_programs(1) + piece
+    used = uses_ptr + row * tl.num_programs(0) + piece
     use = tl.load(used)
     part = _sent(tl.load(partial_ptr + row * words + at, there, 0))
     parts, sums = (use & 1).to(tl.int64) * (2 * SIZE), (use & 1).to(tl.int64) * (2 * SIZE) + SIZE
     tl.store(owners + ((parts + RANK) * ROWS + number) * words + at, part, there)
     place = ((sums + owner) * ROWS + number) * words + at
+    if NORM:
+        pieces, other = tl.num_programs(0), tl.arange(0, PIECES)
+        squares = squares_at + ((use & 1) * (ROWS * SIZE) + row) * pieces * pieces
     if owner == RANK:
         residual = tl.load(residual_ptr + row * words + at, there, 0)
         places = mine + ((parts + source) * ROWS + number) * words + at[None, :]
         got = _received(places, (source < SIZE) & there[None, :])
-        total = _sent(_sum(residual, got, source, TYPE, SIZE))
+        added = _sent(_sum(residual, got, source, TYPE, SIZE))
         for peer in tl.static_range(SIZE):
-            tl.store(theirs[peer] + place, total, there)
-    tl.store(residual_ptr + row * words + at, _received(mine + place, there), there)
+            tl.store(theirs[peer] + place, added, there)
+        if NORM:
+            square = _sent((tl.zeros([PIECES], tl.float32) + _squares(added, TYPE)).to(tl.int32, bitcast=True))
+            for peer in tl.static_range(SIZE):
+                tl.store(theirs[peer] + squares + other * pieces + piece, square, other < pieces)
+    total = _received(mine + place, there)
+    tl.store(residual_ptr + row * words + at, total, there)
+    if NORM:
+        every = _received_by_all(mine + squares + piece * pieces + other, other < pieces).to(tl.float32, bitcast=True)
+        scale = tl.rsqrt(tl.sum(every, axis=0) / (words * (32 // TYPE.primitive_bitwidth)) + eps)
+        tl.store(normed_ptr + row * words + at, _scaled(total, scale, gain, TYPE), there)
     tl.store(used, use + 1)
 
 
@@ -264,27 +309,41 @@ def parts_adder(dtype: torch.dtype, stride: int, rank: int, size: int, device: t
 
 def reduce_once(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
     """See `quire.kernels.across_ranks`; at most the layout's `once_rows`."""
-    return _reduce("once", partial, residual, peers)
-
-
-def reduce_twice(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """The same for at most `twice_rows`, in two trips, of which links carry 2 (N - 1) / N of what a rank has instead of
-    N - 1 times as much."""
-    return _reduce("twice", partial, residual, peers)
-
-
-def _reduce(trips: str, partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    layout, topology, pdl = peers.layout, peers.topology, has_pdl(partial.device)
-    width = -(-layout.words // layout.pieces // 16) * 16
-    block = next_power_of_2(width)
-    kernel = _reduce_twice_kernel if trips == "twice" else _reduce_once_kernel
-    launch(kernel, (len(partial), layout.pieces),
-        partial.view(torch.int32), residual.view(torch.int32), peers.bases[trips], peers.uses[trips], residual,
-        layout.words, width, RANK=topology.rank, SIZE=topology.size, SLOTS=next_power_of_2(topology.size),
-        ROWS=peers.views[trips].shape[-2], BLOCK=block, PDL=pdl, num_warps=min(max(block // 128, 1), 8),
-        launch_pdl=pdl,
+    width, options = _cut("once", peers)
+    launch(_reduce_once_kernel, (len(partial), peers.layout.pieces),
+        partial.view(torch.int32), residual.view(torch.int32), peers.bases["once"], peers.uses["once"], residual,
+        peers.layout.words, width, **options,
     )  # fmt: skip
     return residual
+
+
+def reduce_twice(
+    partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory, norm: Norm | None = None
+) -> torch.Tensor:
+    """The same for at most `twice_rows`, in two trips, of which links carry 2 (N - 1) / N of what a rank has instead of
+    N - 1 times as much. Returns the residual, or with a norm what that makes of it."""
+    layout = peers.layout
+    width, options = _cut("twice", peers)
+    weight, eps = (residual, 0.0) if norm is None else norm
+    normed = residual if norm is None else torch.empty_like(residual)
+    launch(_reduce_twice_kernel, (layout.pieces, len(partial)),
+        partial.view(torch.int32), residual.view(torch.int32), peers.bases["twice"], peers.uses["twice"], residual,
+        weight.view(torch.int32), normed.view(torch.int32), layout.words, width, eps, layout.squares_at,
+        NORM=norm is not None, PIECES=next_power_of_2(layout.pieces), **options,
+    )  # fmt: skip
+    return normed
+
+
+def _cut(trips: str, peers: PeerMemory) -> tuple[int, dict[str, Any]]:
+    """Words of a row that a program has, and what kernels are compiled for."""
+    layout, topology, pdl = peers.layout, peers.topology, has_pdl(peers.device)
+    width = -(-layout.words // layout.pieces // 16) * 16
+    block = next_power_of_2(width)
+    return width, {
+        "RANK": topology.rank, "SIZE": topology.size, "SLOTS": next_power_of_2(topology.size),
+        "ROWS": peers.views[trips].shape[-2], "BLOCK": block, "PDL": pdl, "launch_pdl": pdl,
+        "num_warps": min(max(block // 128, 1), 8),
+    }  # fmt: skip
 
 
 def from_first(x: torch.Tensor, peers: PeerMemory, what: str = "tokens") -> torch.Tensor:
