@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -99,6 +100,38 @@ class AttentionInputs:
     seats_host: list[int] | None = None
     query_start_host: list[int] | None = None
     seq_lens_host: list[int] | None = None
+
+    def piece(self, first: int, last: int) -> AttentionInputs:
+        """Tokens first … last - 1 alone, of rows of one query or of prompts; what is kept of those before them is in
+        the cache by then. Without host copies, rows may be left that have no tokens."""
+        assert self.num_queries == 1
+        starts, lengths = self.query_start_host, self.seq_lens_host
+        begin, end = min(first, self.num_decodes), self.num_rows
+        if starts is not None:
+            begin, end = bisect_right(starts, first) - 1, min(bisect_left(starts, last), end)
+        query_start = self.query_start[begin : end + 1]
+        decodes = max(0, min(last, self.num_decodes) - begin)
+        cut = replace(
+            self,
+            num_rows=end - begin,
+            num_tokens=last - first,
+            num_decodes=decodes,
+            max_query_len=min(self.max_query_len, last - first),
+            seats=self.seats[begin:end],
+            query_start=query_start.clamp(first, last) - first,
+            seq_lens=self.seq_lens[begin:end] - query_start.clamp(min=last).diff(),
+            prompts=None,
+            prefix=self.prefix if decodes == self.num_decodes else None,
+        )
+        if self.seats_host is None or starts is None or lengths is None:
+            return cut
+        behind = [max(stop - last, 0) for stop in starts[begin + 1 : end + 1]]
+        return replace(
+            cut,
+            seats_host=self.seats_host[begin:end],
+            query_start_host=[min(max(start, first), last) - first for start in starts[begin : end + 1]],
+            seq_lens_host=[length - later for length, later in zip(lengths[begin:end], behind, strict=True)],
+        )
 
 
 @dataclass(frozen=True, slots=True)

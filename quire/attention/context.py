@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 
@@ -25,6 +25,15 @@ class GroupContext:
     # Of a group that keeps states one that only plans.
     backend: AttentionBackend | PromptAttention
     plan: Any  # what `backend.plan` returned for this step
+    inputs: AttentionInputs | None = None  # that it was made of; None: attention is to all of the step's tokens at once
+    _pieces: dict[int, Any] = field(default_factory=dict, init=False)
+
+    def plan_of(self, first: int, last: int) -> Any:
+        """The same for tokens first … last - 1 alone; see `AttentionInputs.piece`."""
+        if first not in self._pieces:
+            assert self.inputs is not None
+            self._pieces[first] = cast("AttentionBackend", self.backend).plan(self.inputs.piece(first, last))
+        return self._pieces[first]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quire.attention.base import ALIKE, AttentionBackend, HeadDims, PerHead, PromptAttention, Scores
-from quire.attention.context import LayerCache, StepContext
+from quire.attention.context import GroupContext, LayerCache, StepContext
 from quire.distributed.group import Group
 from quire.distributed.topology import Topology
 from quire.foundation.errors import ConfigError
@@ -206,16 +206,36 @@ class Attention(SelfAttention):
         self.o_proj.bias = bias
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
-        """`residual += attention(norm(x))` in place; without a residual, attention(norm(x))."""
-        cache, place, backend, plan = self._place(ctx)
+        """`residual += attention(norm(x))` in place; without a residual, attention(norm(x)).
+
+        Rows whose sums are under way attend a piece at a time: while one's goes out, there are three products and
+        attention of the next to do.
+        """
+        cache, place, group = self._place(ctx)
+        if residual is x and ctx.under_way is not None and group.inputs is not None:
+            for tokens, rows in ctx.pieces(x):
+                q, plan = self._queries(rows, norm, place.of(tokens)), group.plan_of(tokens.start, tokens.stop)
+                self._attended(q, ctx.positions[tokens], cache, group.backend, plan, rows)
+            return residual
         parts = [self._queries(rows, norm, place.of(tokens)) for tokens, rows in ctx.pieces(x)]
         q = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._attended(q, ctx.positions, cache, group.backend, group.plan, residual)
+
+    def _attended(
+        self,
+        q: torch.Tensor,
+        positions: torch.Tensor,
+        cache: LayerCache,
+        backend: AttentionBackend | PromptAttention,
+        plan: Any,
+        residual: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What becomes of queries, keys and values being there."""
         if self.query_scales is not None:
-            q = q * self.query_scales[ctx.positions, None, None].to(q.dtype)
+            q = q * self.query_scales[positions, None, None].to(q.dtype)
         if self.dual is not None:
-            q = self.dual.widened(q, ctx.positions)
-        attended = backend.run(q, cache, plan, self.scale, self._per_head)
-        y: torch.Tensor = self.o_proj(attended, residual=residual)
+            q = self.dual.widened(q, positions)
+        y: torch.Tensor = self.o_proj(backend.run(q, cache, plan, self.scale, self._per_head), residual=residual)
         return y
 
     def _queries(self, x: torch.Tensor, norm: Norm | None, place: QkvTarget) -> torch.Tensor:
@@ -224,7 +244,7 @@ class Attention(SelfAttention):
             return self.qkv_proj.qkv_rope_write(x, norm, place)
         return qk_norm_rope_write(self._prepare(self.qkv_proj(x, norm)), *place)
 
-    def _place(self, ctx: StepContext) -> tuple[LayerCache, QkvTarget, AttentionBackend | PromptAttention, Any]:
+    def _place(self, ctx: StepContext) -> tuple[LayerCache, QkvTarget, GroupContext]:
         """Its cache, where queries, keys and values go, and what attends, with its plan."""
         cache, group = ctx.caches[self.index], ctx.groups[self.group]
         assert isinstance(cache, LayerCache)
@@ -236,7 +256,7 @@ class Attention(SelfAttention):
             self.cos_sin, ctx.positions, group.slots, cache.k, cache.v, *self.heads, *norms, self.interleaved,
             self.norm_on == "turned",
         )  # fmt: skip
-        return cache, place, group.backend, group.plan
+        return cache, place, group
 
     @property
     def _per_head(self) -> PerHead:

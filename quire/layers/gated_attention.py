@@ -47,10 +47,10 @@ class GatedAttention(Attention):
         )
 
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
-        cache, place, backend, plan = self._place(ctx)
+        cache, place, group = self._place(ctx)
         heads, kv_heads, head_dim = self.heads
         qkv, gate = self.qkv_proj(x, norm).split([(heads + 2 * kv_heads) * head_dim, heads * head_dim], dim=1)
         q = qk_norm_rope_write(self._prepare(qkv), *place)
-        attended = backend.run(q, cache, plan, self.scale, self._per_head)
+        attended = group.backend.run(q, cache, group.plan, self.scale, self._per_head)
         y: torch.Tensor = self.o_proj(gate_only(attended, gate, sigmoid=True), residual=residual)
         return y

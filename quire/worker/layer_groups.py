@@ -73,7 +73,8 @@ class LayerGroups:
             elif number != self._pages.keeper:
                 slots, inputs = self._find(number, batch), self._rows(number, inputs)
             if own is None:
-                made.append(GroupContext(slots, backend, backend.plan(inputs)))
+                single = inputs if inputs.num_queries == 1 else None
+                made.append(GroupContext(slots, backend, backend.plan(inputs), single))
             else:
                 made.append(own.context(slots, self._pages.kernel_block(number), backend, inputs))
         return made

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -7,6 +8,8 @@ import torch
 
 from quire.attention.base import PLAIN, AttentionSpec, PerHead, Scores, SharedPrefix, prefix_tile_rows, prefix_tiles
 from quire.attention.context import AttentionInputs, LayerCache
+from quire.attention.sdpa import SDPAttention
+from quire.attention.torch_cpu import TorchCPUAttention
 from quire.attention.triton import TritonAttention
 from quire.kernels.attention import paged as paged_attention
 
@@ -137,3 +140,36 @@ def test_refuses_what_it_cannot_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Old GPU")
     assert "Old GPU" in (TritonAttention.refuses(spec("cuda")) or "")
+
+
+CUTS = [(7,), (1, 2), (3, 20), (12, 13, 30), (36, 37)]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("scores", SCORES, ids=str)
+@pytest.mark.parametrize("cuts", CUTS, ids=str)
+def test_pieces_of_a_step_attend_as_the_step_does(cuts: tuple[int, ...], scores: Scores, device: str) -> None:
+    """Tokens of three decode rows, two prompts and padding, cut anywhere."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    torch.manual_seed(0)
+    queries, seq_lens = [1, 1, 1, 28, 5], [40, 1, 33, 100, 5]
+    step = replace(inputs(queries, seq_lens, 3, device), num_tokens=40)
+    cache = LayerCache(*(torch.randn(48, KV_HEADS, BLOCK_SIZE, DIM, device=device) for _ in "kv"))
+    q = torch.randn(40, HEADS, DIM, device=device)
+    heads = per_head(scores, device)
+    hosts = {
+        "seats_host": step.seats.tolist(),
+        "query_start_host": step.query_start.tolist(),
+        "seq_lens_host": seq_lens,
+    }
+    for make in (TritonAttention, SDPAttention, *([TorchCPUAttention] if device == "cpu" else [])):
+        backend = make(spec(device, scores=scores))
+        told = replace(step, **hosts) if backend.reads_host else step
+        whole = backend.run(q, cache, backend.plan(told), 0.125, heads)[: sum(queries)]
+        found = []
+        for first, last in itertools.pairwise([0, *cuts, 40]):
+            piece = told.piece(first, last)
+            assert piece.num_tokens == last - first
+            found.append(backend.run(q[first:last], cache, backend.plan(piece), 0.125, heads))
+        torch.testing.assert_close(torch.cat(found)[: sum(queries)], whole, rtol=1e-4, atol=1e-5)

@@ -112,7 +112,8 @@ class PagedRows:
         )
         where = self._ints(slots)
         contexts = [
-            GroupContext(where, cast("AttentionBackend", backend), backend.plan(inputs)) for backend in self.backends
+            GroupContext(where, cast("AttentionBackend", backend), backend.plan(inputs), inputs)
+            for backend in self.backends
         ]
         return StepContext(self._ints(positions), self.caches, contexts)
 
