@@ -14,51 +14,69 @@ import torch
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import PeerMemory
 from quire.distributed.sums_under_way import Add
+from quire.kernels.moe.summands import Summands
 
 # Among so many at most, where messages take one trip. 16 MiB with the residual: 49 µs, the library's sum and an
 # addition 93; among four, in two trips, 75 and 115 (`benchmarks.ranks`).
 _RANKS_FOR_PIECES = 2
 _FEW_ROWS = 16  # that products norm on their way
+_WHOLE_ROWS = 1024  # words of a row that one program adds up and norms sooner than two kernels in pieces
 
 
-def reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> torch.Tensor:
+def reduce_add(partial: torch.Tensor | Summands, residual: torch.Tensor, group: Group) -> torch.Tensor:
     """`residual += the sum of all ranks' partial` in place, in float32 and rounded once; both [m, n], contiguous, of
     one dtype. May overwrite `partial`. Of rows whose sums are under way it is only begun."""
-    if group.under_way is not None and group.under_way.holds(residual):
-        return group.under_way.begin(partial, residual)
-    peers = group.peers
-    if peers is None or not len(partial) or not _is_as_wide(partial, peers):
-        return group.reduce_add(partial, residual)
-    from quire.kernels.triton import across_ranks
-
-    layout = peers.layout
-    if layout.goes_twice and len(partial) > layout.once_rows:
-        for piece, of_residual in zip(partial.split(layout.twice_rows), residual.split(layout.twice_rows), strict=True):
-            across_ranks.reduce_twice(piece, of_residual, peers)
-        return residual
-    if len(partial) > layout.once_rows and layout.size > _RANKS_FOR_PIECES:
-        return group.reduce_add(partial, residual)
-    for piece, of_residual in zip(partial.split(layout.once_rows), residual.split(layout.once_rows), strict=True):
-        across_ranks.reduce_once(piece, of_residual, peers)
+    reduce_add_norm(partial, residual, None, group)
     return residual
 
 
 def reduce_add_norm(
-    partial: torch.Tensor, residual: torch.Tensor, norm: tuple[torch.Tensor, float], group: Group
+    partial: torch.Tensor | Summands, residual: torch.Tensor, norm: tuple[torch.Tensor, float] | None, group: Group
 ) -> torch.Tensor | None:
     """`reduce_add`, and what an RMS norm, (weight [n], eps), makes of the sum: [m, n]. None: that is left to whoever
-    reads it. (In one trip, each rank adds up all of a row: a program for whole rows takes as long as both kernels.)"""
+    reads it."""
     peers, rows = group.peers, len(partial)
     under_way = group.under_way is not None and group.under_way.holds(residual)
-    if peers is None or under_way or not _is_as_wide(partial, peers) or norm[0].dtype != residual.dtype:
-        reduce_add(partial, residual, group)
-        return None
-    if not max(peers.layout.once_rows, _FEW_ROWS) < rows <= peers.layout.twice_rows:
-        reduce_add(partial, residual, group)
+    if under_way or peers is None or not rows or not _goes_at_once(rows, residual, peers):
+        _reduce_add(partial if isinstance(partial, torch.Tensor) else partial.sum(), residual, group)
         return None
     from quire.kernels.triton import across_ranks
 
-    return across_ranks.reduce_twice(partial, residual, peers, norm)
+    layout = peers.layout
+    twice = rows > layout.once_rows
+    inside = norm if rows > _FEW_ROWS and (twice or layout.words <= _WHOLE_ROWS) else None
+    if inside is not None and inside[0].dtype != residual.dtype:
+        inside = None
+    reduce = across_ranks.reduce_twice if twice else across_ranks.reduce_once
+    made = reduce(partial, residual, peers, inside)
+    return None if inside is None else made
+
+
+def _goes_at_once(rows: int, residual: torch.Tensor, peers: PeerMemory) -> bool:
+    """Whether one launch of ours adds up so many rows."""
+    layout = peers.layout
+    return _is_as_wide(residual, peers) and rows <= (layout.twice_rows if layout.goes_twice else layout.once_rows)
+
+
+def _reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> None:
+    """In several messages, or by others."""
+    if group.under_way is not None and group.under_way.holds(residual):
+        group.under_way.begin(partial, residual)
+        return
+    peers = group.peers
+    if peers is None or not len(partial) or not _is_as_wide(partial, peers):
+        group.reduce_add(partial, residual)
+        return
+    from quire.kernels.triton import across_ranks
+
+    layout = peers.layout
+    if not layout.goes_twice and layout.size > _RANKS_FOR_PIECES:
+        group.reduce_add(partial, residual)
+        return
+    reduce = across_ranks.reduce_twice if layout.goes_twice else across_ranks.reduce_once
+    most = layout.twice_rows if layout.goes_twice else layout.once_rows
+    for piece, of_residual in zip(partial.split(most), residual.split(most), strict=True):
+        reduce(piece, of_residual, peers)
 
 
 def parts_adder(dtype: torch.dtype, stride: int, rank: int, size: int, device: torch.device) -> Add | None:

@@ -26,6 +26,7 @@ from quire.kernels.moe.inside import Gate as Gate  # for families
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Here, Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
+from quire.kernels.moe.summands import Summands
 from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear
@@ -289,6 +290,14 @@ class Experts(nn.Module):
             return low_rank.add_down(slots.long() if own is None else own[slots], tokens, y, x)
 
         return add_each_with(x, routes, gate_up, down, residual, self.inside, (first, second))
+
+    def summands(
+        self, x: torch.Tensor, routes: Routes, norm: Gain | None = None, narrow: Fp8Rows | None = None
+    ) -> torch.Tensor | Summands:
+        """The same without a residual, for who adds it up anyway."""
+        if self.low_rank is None or not self.low_rank.is_active:
+            return self.matrices.summands(x, routes, norm, self.inside, narrow)
+        return self.add(x, routes, None, norm, narrow)
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -557,12 +566,15 @@ class MixtureOfExperts(nn.Module):
         partial = residual if self.group is None else None
         if self._shared_name is not None and beside is None:
             partial = self._add_shared(x, torch.zeros_like(x) if partial is None else partial)
-        if beside is None:
+        own: torch.Tensor | Summands
+        if beside is None and partial is None:
+            own = self.experts.summands(routed, routes, inside, narrow)
+        elif beside is None:
             own = self.experts.add(routed, routes, partial, inside, narrow)
         else:
             own = self.experts.matrices.add_with(beside, routed, routes, partial, inside)
         if self.group is None:
-            return own
+            return own if isinstance(own, torch.Tensor) else own.sum()
         return add_over_ranks(own, residual, self.group, self.next)
 
     def _beside(self) -> Shared | None:

@@ -13,6 +13,7 @@ from quire.distributed.group import Group
 from quire.distributed.topology import Topology
 from quire.kernels.across_ranks import reduce_add, reduce_add_norm
 from quire.kernels.elementwise.norm import add_rms_norm, layer_norm, rms_norm
+from quire.kernels.moe.summands import Summands
 from quire.layers.cuts import Cut, cut_parameter, own_targets, square_sums
 from quire.layers.targets import Staged, Staging, Target
 from quire.quantization.base import Spec
@@ -59,11 +60,12 @@ class Next:
 
 
 def add_over_ranks(
-    partial: torch.Tensor, residual: torch.Tensor | None, group: Group, reader: Next | None
+    partial: torch.Tensor | Summands, residual: torch.Tensor | None, group: Group, reader: Next | None
 ) -> torch.Tensor:
     """`residual += the sum of all ranks' partial` in place, [tokens, n]; without a residual, the sum. May overwrite
     `partial`. reader: is given what it would make of the residual."""
     if residual is None:
+        partial = partial if isinstance(partial, torch.Tensor) else partial.sum()
         return reduce_add(partial, torch.zeros_like(partial), group)
     if reader is None:
         return reduce_add(partial, residual, group)

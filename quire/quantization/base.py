@@ -28,6 +28,7 @@ from quire.kernels.gemm.linear import linear
 from quire.kernels.moe.experts import add_each
 from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
+from quire.kernels.moe.summands import Summands
 
 if TYPE_CHECKING:
     from quire.kernels.attention.rope import QkvTarget
@@ -153,6 +154,17 @@ class ExpertMatrices(ABC):
         Shapes:
             x, residual [tokens, k], of one dtype.
         """
+
+    def summands(
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        norm: Norm | None = None,
+        inside: Inside = USUAL,
+        narrow: Fp8Rows | None = None,
+    ) -> torch.Tensor | Summands:
+        """`add` without a residual, for who adds it up anyway: the sum, or what it is to be of."""
+        return self.add(x, routes, None, norm, inside, narrow)
 
     def beside(self, gate_up: Matrix, down: Matrix, gate: torch.Tensor | None) -> Shared | None:  # noqa: ARG002
         """Shared experts' matrices as `add_with` takes them; None: it does not. gate: see `Shared`."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from quire.kernels.dispatch import device_on_cuda
+from quire.kernels.dispatch import device_on_cuda, on_triton
 from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows
 from quire.kernels.moe.experts import add_experts
 from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
+from quire.kernels.moe.summands import Summands
 from quire.quantization.base import ExpertMatrices, Matrix, Norm
 
 
@@ -34,6 +35,20 @@ class StackedExperts(ExpertMatrices):
         narrow: Fp8Rows | None = None,
     ) -> torch.Tensor:
         return add_experts(x, routes, self.gate_up, self.down, residual, self.scales, norm, inside, narrow)
+
+    def summands(
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        norm: Norm | None = None,
+        inside: Inside = USUAL,
+        narrow: Fp8Rows | None = None,
+    ) -> torch.Tensor | Summands:
+        if not on_triton(x) or routes.tiling is None or not len(x):
+            return self.add(x, routes, None, norm, inside, narrow)
+        from quire.kernels.moe.triton.experts import summands
+
+        return summands(x, routes, self.gate_up, self.down, self.scales, norm, inside, narrow)
 
     def beside(self, gate_up: Matrix, down: Matrix, gate: torch.Tensor | None) -> Shared | None:
         first, second = gate_up.numbers(), down.numbers()

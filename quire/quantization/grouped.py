@@ -19,6 +19,7 @@ from quire.kernels.gemm.fp8_linear import Fp8Rows
 from quire.kernels.moe import coded_experts
 from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
+from quire.kernels.moe.summands import Summands
 from quire.quantization.base import (
     ALL_ROWS,
     EachExpert,
@@ -134,6 +135,18 @@ class CodedExperts(ExpertMatrices):
         hit.scatter_(0, torch.where(routes.experts < 0, experts, routes.experts).flatten().long(), 1)
         gate_up, down = (self._widened(of, x.dtype, hit[:experts]) for of in (self._gate_up, self._down))
         return StackedExperts(gate_up, down).add(x, routes, residual, norm, inside, narrow)
+
+    def summands(
+        self,
+        x: torch.Tensor,
+        routes: Routes,
+        norm: Norm | None = None,
+        inside: Inside = USUAL,
+        narrow: Fp8Rows | None = None,
+    ) -> torch.Tensor | Summands:
+        if on_triton(x) and routes.tiling and coded_experts.takes(x, routes, self._gate_up, self._down):
+            return coded_experts.summands(x, routes, self._gate_up, self._down, norm, inside)
+        return self.add(x, routes, None, norm, inside, narrow)
 
     def _widened(self, of: Codes, dtype: torch.dtype, hit: torch.Tensor) -> torch.Tensor:
         flat = [None if tensor is None else tensor.flatten(0, 1) for tensor in (of.zero, of.outer)]

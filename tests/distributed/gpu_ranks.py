@@ -22,6 +22,7 @@ from quire.kernels.across_ranks import (
     reduce_add_reference,
 )
 from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.moe.summands import Summands
 from quire.kernels.sampling.apart import draw_apart
 from quire.kernels.sampling.draws import floats, uniform
 from quire.kernels.sampling.sampling import sample
@@ -37,28 +38,49 @@ VOCABS = (10007, 128256, 128249, 50)  # to draw from
 STEPS = 50  # of a graph, so that every place is used again and again
 
 
-def check_sums(group: Group, dtype: torch.dtype) -> list[torch.Tensor]:
+def check_sums(group: Group, dtype: torch.dtype, hidden: int = HIDDEN) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     found = []
     for rows in ROWS:
-        parts = [torch.randn(rows, HIDDEN, generator=generator).to(dtype) for _ in range(group.topology.size)]
-        residual = torch.randn(rows, HIDDEN, generator=generator).to(dtype)
+        parts = [torch.randn(rows, hidden, generator=generator).to(dtype) for _ in range(group.topology.size)]
+        residual = torch.randn(rows, hidden, generator=generator).to(dtype)
         wanted = reduce_add_reference(parts, residual)
         for _ in range(3):
             ours = reduce_add(parts[group.topology.rank].to(group.device), residual.to(group.device), group).cpu()
             if group.peers is not None and (rows <= group.peers.layout.once_rows or group.topology.size != 3):
                 assert torch.equal(ours, wanted), (rows, dtype)
             torch.testing.assert_close(ours, wanted, rtol=2e-2, atol=6e-2)
-        theirs, gain = residual.to(group.device), torch.randn(HIDDEN, generator=generator).to(group.device, dtype)
-        normed = reduce_add_norm(parts[group.topology.rank].to(group.device), theirs, (gain, 1e-5), group)
-        assert torch.equal(theirs.cpu(), ours)
-        layout = None if group.peers is None else group.peers.layout
-        assert (normed is not None) == (layout is not None and max(16, layout.once_rows) < rows <= layout.twice_rows)
-        if normed is not None:
-            torch.testing.assert_close(normed, rms_norm(theirs, gain, 1e-5), rtol=2**-7, atol=1e-6)
-            found.append(normed.cpu())
         found.append(ours)
+        gain = torch.randn(hidden, generator=generator).to(group.device, dtype)
+        choices = some_summands(rows, hidden, dtype, generator, group)
+        for partial in (parts[group.topology.rank].to(group.device), choices):
+            theirs, plain = residual.to(group.device), residual.to(group.device)
+            normed = reduce_add_norm(partial, theirs, (gain, 1e-5), group)
+            reduce_add(partial if isinstance(partial, torch.Tensor) else partial.sum(), plain, group)
+            assert torch.equal(theirs, plain)
+            found.append(theirs.cpu())
+            assert (normed is not None) == norms_inside(group, rows, hidden)
+            if normed is not None:
+                torch.testing.assert_close(normed, rms_norm(theirs, gain, 1e-5), rtol=2**-7, atol=1e-6)
+                found.append(normed.cpu())
     return found
+
+
+def some_summands(rows: int, hidden: int, dtype: torch.dtype, generator: torch.Generator, group: Group) -> Summands:
+    """Two of three choices a row at most, of which the order makes no difference."""
+    size, rank, device = group.topology.size, group.topology.rank, group.device
+    parts = [torch.randn(3 * rows, hidden, generator=generator).to(dtype) for _ in range(size)]
+    experts = torch.randint(-1, 9, (size, rows, 3), generator=generator, dtype=torch.int32)
+    experts[:, :, 1] = -1
+    return Summands(parts[rank].to(device), experts[rank].to(device))
+
+
+def norms_inside(group: Group, rows: int, hidden: int) -> bool:
+    """Of 16-bit numbers."""
+    if group.peers is None or rows <= 16:
+        return False
+    layout = group.peers.layout
+    return rows <= layout.twice_rows if rows > layout.once_rows else hidden <= 2048
 
 
 def check_under_way(group: Group, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -212,6 +234,9 @@ def main(rank: str, size: str, meeting: str, out: str) -> None:
     group.share_memory(Layout(me.size, HIDDEN, 2, max_rows=8192, vocab=VOCAB, logit_rows=640, drafts=DRAFTS))
     assert group.peers is not None, "GPUs of one host could not write each other's memory"
     found = [*alone, *check_sums(group, torch.bfloat16), *check_sums(group, torch.float16)]
+    group.share_memory(Layout(me.size, 2048, 2, max_rows=8192))
+    found += check_sums(group, torch.bfloat16, hidden=2048)
+    group.share_memory(Layout(me.size, HIDDEN, 2, max_rows=8192, vocab=VOCAB, logit_rows=640, drafts=DRAFTS))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         found += [check_graph(group, rows) for rows in (1, 8, 40, 600)]

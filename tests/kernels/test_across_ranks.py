@@ -15,6 +15,7 @@ from quire.distributed.peer_memory import Layout, PeerMemory
 from quire.kernels.across_ranks import reduce_add_reference
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.elementwise.norm import rms_norm_reference
+from quire.kernels.moe.summands import Summands
 from quire.kernels.sampling.apart import draw_apart, draw_apart_reference
 from quire.kernels.sampling.draws import floats
 from quire.kernels.sampling.state import Column, Stats
@@ -34,6 +35,18 @@ def check(found: torch.Tensor, wanted: torch.Tensor) -> None:
 def check_normed(found: torch.Tensor, of: torch.Tensor, gain: torch.Tensor) -> None:
     wanted = rms_norm_reference(of, gain, 1e-6)
     torch.testing.assert_close(found, wanted, rtol=1e-6 if found.dtype == torch.float32 else 2**-7, atol=1e-6)
+
+
+def summands_of(
+    rows: int, hidden: int, dtype: torch.dtype, generator: torch.Generator
+) -> tuple[Summands, torch.Tensor]:
+    """Of two choices a row at most, and their sums."""
+    parts = torch.randn(3 * rows, hidden, generator=generator).to(dtype)
+    experts = torch.full((rows, 3), -1, dtype=torch.int32)
+    for row in range(rows):
+        experts[row, torch.randperm(3, generator=generator)[: row % 3]] = 7
+    there = parts.float().view(rows, 3, hidden) * (experts >= 0)[:, :, None]
+    return Summands(parts, experts), there.sum(1).to(dtype)
 
 
 def shown_bits(x: torch.Tensor) -> torch.Tensor:
@@ -71,6 +84,38 @@ def test_what_ranks_send_and_make_of_what_comes(
             assert torch.equal(sent, shown_bits(partials[1]))
             sent.fill_(-1)
             assert_empty(ranks[other])
+
+
+@needs_interpreter
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_whole_rows_are_normed_where_pieces_were_added_up(
+    tmp_path: Path, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is added up are parts of some choices, in every second use."""
+    from quire.distributed import peer_memory
+    from quire.kernels.triton import across_ranks
+
+    monkeypatch.setattr(peer_memory, "PIECE", 16)
+    rows, hidden, generator = 6, 96, torch.Generator().manual_seed(1)
+    ranks = make_peers(tmp_path / "memory", Layout(2, hidden, dtype.itemsize, max_rows=8))
+    gain = torch.randn(hidden).to(dtype)
+    for use in range(5):
+        own, partial = summands_of(rows, hidden, dtype, generator)
+        theirs, residual = (torch.randn(rows, hidden).to(dtype) for _ in range(2))
+        wanted = reduce_add_reference([theirs, partial], residual)
+        ranks[1].views["once"][use & 1, 0, :rows] = shown_bits(theirs)
+        given = own if use % 2 else partial
+        made = across_ranks.reduce_once(given, residual, ranks[1], None if use == 2 else (gain, 1e-6))
+        if use % 2 and dtype == torch.bfloat16:  # cut off twice
+            torch.testing.assert_close(residual, wanted, rtol=2**-6, atol=2**-6)
+        else:
+            check(residual, wanted)
+        if use == 2:
+            assert made is residual
+        else:
+            check_normed(made, residual, gain)
+        assert_empty(ranks[1])
+        ranks[0].views["once"].fill_(-1)
 
 
 @needs_interpreter
@@ -304,6 +349,7 @@ from quire.kernels.elementwise.norm import rms_norm_reference
 from quire.kernels.sampling.apart import draw_apart, draw_apart_reference
 from quire.kernels.sampling.state import Stats
 from tests.kernels.peers import peers_in
+from tests.kernels.test_across_ranks import summands_of
 from tests.sampling.rows import columns
 
 rank, folder, size, steps = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -321,12 +367,13 @@ for step in range(steps):
     if step % 3:
         drafts = torch.arange(50, dtype=torch.int32) * step if rank == 0 else torch.zeros(50, dtype=torch.int32)
         assert across_ranks.from_first(drafts, peers, "drafts").tolist() == list(range(0, 50 * step, step)), step
-    partials = [torch.randn(rows, 64, generator=generator).half() for _ in range(size)]
+    made = [summands_of(rows, 64, torch.float16, generator) for _ in range(size)]
+    partials = [partial for _, partial in made]
     residual = torch.randn(rows, 64, generator=generator).half()
     wanted = reduce_add_reference(partials, residual)
-    mine = partials[rank]
+    mine = made[rank][step % 3 == 0]
     sums = across_ranks.reduce_once if rows <= layout.once_rows else across_ranks.reduce_twice
-    if step % 2 and sums is across_ranks.reduce_twice:
+    if step % 2:
         normed = sums(mine, residual, peers, (torch.ones(64).half(), 1e-6))
         torch.testing.assert_close(normed, rms_norm_reference(wanted, torch.ones(64), 1e-6), rtol=2**-9, atol=1e-6)
     else:

@@ -11,6 +11,7 @@ from quire.kernels.gemm.codes import BLOCK, Codes
 from quire.kernels.gemm.decode_gemm import has_gluon
 from quire.kernels.moe.inside import Inside
 from quire.kernels.moe.routes import Routes
+from quire.kernels.moe.summands import Summands
 
 
 def takes(x: torch.Tensor, routes: Routes, gate_up: Codes, down: Codes) -> bool:
@@ -61,10 +62,26 @@ def add_experts(
         from quire.kernels.moe.triton import code_direct
 
         return code_direct.add_experts(x, experts, weights, gate_up, down, residual, norm, inside)
-    from quire.kernels.moe.triton import code_tiles_sm90 as tiles
     from quire.kernels.moe.triton.grouped import combine
+
+    parts = summands(x, routes, gate_up, down, norm, inside)
+    return combine(parts.parts, parts.experts, residual)
+
+
+def summands(
+    x: torch.Tensor,
+    routes: Routes,
+    gate_up: Codes,
+    down: Codes,
+    norm: tuple[torch.Tensor, float] | None,
+    inside: Inside,
+) -> Summands:
+    """The same before it is added up, of routes with a tiling."""
+    from quire.kernels.moe.triton import code_tiles_sm90 as tiles
     from quire.kernels.moe.triton.in_order import in_order
 
+    experts, weights, tiling = routes
+    assert tiling is not None
     (tokens, top_k), hidden = experts.shape, x.shape[1]
     gate, first, second = inside
     x = in_order(x if norm is None else rms_norm(x, *norm), tiling, top_k)
@@ -74,4 +91,4 @@ def add_experts(
     parts = torch.empty((tokens * top_k, hidden), dtype=x.dtype, device=x.device)
     tiles.compile_once(inner, down, second, weights, parts, tiling, None)
     tiles.product(inner, down, second, weights, parts, tiling, None)
-    return combine(parts, experts, residual)
+    return Summands(parts, experts)

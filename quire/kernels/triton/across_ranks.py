@@ -19,6 +19,7 @@ import triton.language as tl
 
 from quire.distributed.peer_memory import CHUNK, PeerMemory
 from quire.distributed.sums_under_way import Add
+from quire.kernels.moe.summands import Summands
 from quire.kernels.triton.launch import has_pdl, next_power_of_2
 from quire.kernels.triton.launches import launch
 
@@ -125,36 +126,6 @@ def _sum(residual, parts, source, TYPE: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def _reduce_once_kernel(
-    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, words, width,
-    RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):  # fmt: skip
-    """Every rank sends its part of a row to all, itself too, and adds up what comes."""
-    TYPE: tl.constexpr = typed_ptr.dtype.element_ty
-    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = piece * width + tl.arange(0, BLOCK)
-    there = (tl.arange(0, BLOCK) < width) & (at < words)
-    source = tl.arange(0, SLOTS)[:, None]
-    theirs = _addresses(peers_ptr, RANK, SIZE, tl.int32)
-    mine = theirs[SIZE - 1]
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    used = uses_ptr + row * tl.num_programs(1) + piece
-    use = tl.load(used)
-    turn = (use & 1).to(tl.int64) * SIZE
-    part = _sent(tl.load(partial_ptr + row * words + at, there, 0))
-    for peer in tl.static_range(SIZE):
-        tl.store(theirs[peer] + ((turn + RANK) * ROWS + row) * words + at, part, there)
-    residual = tl.load(residual_ptr + row * words + at, there, 0)
-    places = mine + ((turn + source) * ROWS + row) * words + at[None, :]
-    parts = _received(places, (source < SIZE) & there[None, :])
-    tl.store(residual_ptr + row * words + at, _sum(residual, parts, source, TYPE, SIZE), there)
-    tl.store(used, use + 1)
-
-
-@triton.jit
 def _squares(row, TYPE: tl.constexpr):
     """Their sum, of words."""
     low, high = _low(row, TYPE), _high(row, TYPE)
@@ -167,17 +138,83 @@ def _scaled(row, scale, gain, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _reduce_twice_kernel(
-    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, gain_ptr, normed_ptr, words, width, eps, squares_at,
+def _chosen(experts_ptr, row, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr):
+    """Which of the choices of a row have parts, as `Summands` says; written long before the parts are."""
+    place = tl.arange(0, TOP_BLOCK)
+    return tl.load(experts_ptr + row * TOP_K + place, place < TOP_K, -1) >= 0
+
+
+@triton.jit
+def _own(partial_ptr, row, at, there, chosen, words, TYPE: tl.constexpr, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr):
+    """Words of this rank's part of a row, as they travel. TOP_K: of how many it is the sum; 0: it is one already."""
+    if TOP_K == 0:
+        own = tl.load(partial_ptr + row * words + at, there, 0)
+    else:
+        lines = (row * TOP_K + tl.arange(0, TOP_BLOCK))[:, None] * words + at[None, :]
+        parts = tl.load(partial_ptr + lines, chosen[:, None] & there[None, :], 0)
+        own = _word(tl.sum(_low(parts, TYPE), axis=0), tl.sum(_high(parts, TYPE), axis=0), TYPE)
+    return _sent(own)
+
+
+@triton.jit
+def _reduce_once_kernel(
+    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, experts_ptr, gain_ptr, normed_ptr, words, width, eps,
     RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    NORM: tl.constexpr, PIECES: tl.constexpr, PDL: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, NORM: tl.constexpr, PIECES: tl.constexpr, MOST: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    """Every rank sends its part of a row to all, itself too, and adds up what comes.
+
+    NORM: a program has a whole row, of PIECES pieces for those that have one each. MOST: at least as many, a power of
+    two."""
+    TYPE: tl.constexpr = typed_ptr.dtype.element_ty
+    row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = piece * width + tl.arange(0, BLOCK)
+    there = (tl.arange(0, BLOCK) < width) & (at < words)
+    source = tl.arange(0, SLOTS)[:, None]
+    theirs = _addresses(peers_ptr, RANK, SIZE, tl.int32)
+    mine = theirs[SIZE - 1]
+    chosen = there
+    if TOP_K > 0:
+        chosen = _chosen(experts_ptr, row, TOP_K, TOP_BLOCK)
+    if NORM:  # written long ago: read ahead of the wait
+        gain = tl.load(gain_ptr + at, there, 0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    used = uses_ptr + row * PIECES + piece
+    use = tl.load(used)
+    turn = (use & 1).to(tl.int64) * SIZE
+    part = _own(partial_ptr, row, at, there, chosen, words, TYPE, TOP_K, TOP_BLOCK)
+    for peer in tl.static_range(SIZE):
+        tl.store(theirs[peer] + ((turn + RANK) * ROWS + row) * words + at, part, there)
+    residual = tl.load(residual_ptr + row * words + at, there, 0)
+    places = mine + ((turn + source) * ROWS + row) * words + at[None, :]
+    parts = _received(places, (source < SIZE) & there[None, :])
+    total = _sum(residual, parts, source, TYPE, SIZE)
+    tl.store(residual_ptr + row * words + at, total, there)
+    if NORM:
+        scale = tl.rsqrt(_squares(total, TYPE) / (words * (32 // TYPE.primitive_bitwidth)) + eps)
+        tl.store(normed_ptr + row * words + at, _scaled(total, scale, gain, TYPE), there)
+        pieces = tl.arange(0, MOST)
+        tl.store(used + pieces, tl.zeros_like(pieces) + use + 1, pieces < PIECES)
+    else:
+        tl.store(used, use + 1)
+
+
+@triton.jit
+def _reduce_twice_kernel(
+    partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, experts_ptr, gain_ptr, normed_ptr, words, width, eps,
+    squares_at, RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, NORM: tl.constexpr, PIECES: tl.constexpr, MOST: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """Each row has a rank that adds it up and sends the sum to all, itself too. Parts and sums have places of their
     own, for each rank's rows.
 
     NORM: with each piece goes the sum of its squares, once for every piece, whose program so knows the row's norm.
     squares_at: words from the sums' memory to theirs. Pieces of a row begin one after the other, as they wait for all
-    of them. PIECES: at least as many, a power of two."""
+    of them. PIECES: as many. MOST: at least as many, a power of two."""
     TYPE: tl.constexpr = typed_ptr.dtype.element_ty
     piece, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     at = piece * width + tl.arange(0, BLOCK)
@@ -187,20 +224,23 @@ def _reduce_twice_kernel(
     mine = theirs[SIZE - 1]
     number, owner = row // SIZE, (row % SIZE).to(tl.int32)
     owners = address(peers_ptr + owner, tl.int32)
+    chosen = there
+    if TOP_K > 0:
+        chosen = _chosen(experts_ptr, row, TOP_K, TOP_BLOCK)
     if NORM:  # written long ago: read ahead of the wait
         gain = tl.load(gain_ptr + at, there, 0)
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    used = uses_ptr + row * tl.num_programs(0) + piece
+    used = uses_ptr + row * PIECES + piece
     use = tl.load(used)
-    part = _sent(tl.load(partial_ptr + row * words + at, there, 0))
+    part = _own(partial_ptr, row, at, there, chosen, words, TYPE, TOP_K, TOP_BLOCK)
     parts, sums = (use & 1).to(tl.int64) * (2 * SIZE), (use & 1).to(tl.int64) * (2 * SIZE) + SIZE
     tl.store(owners + ((parts + RANK) * ROWS + number) * words + at, part, there)
     place = ((sums + owner) * ROWS + number) * words + at
     if NORM:
-        pieces, other = tl.num_programs(0), tl.arange(0, PIECES)
-        squares = squares_at + ((use & 1) * (ROWS * SIZE) + row) * pieces * pieces
+        other = tl.arange(0, MOST)
+        squares = squares_at + ((use & 1) * (ROWS * SIZE) + row) * PIECES * PIECES
     if owner == RANK:
         residual = tl.load(residual_ptr + row * words + at, there, 0)
         places = mine + ((parts + source) * ROWS + number) * words + at[None, :]
@@ -209,13 +249,13 @@ def _reduce_twice_kernel(
         for peer in tl.static_range(SIZE):
             tl.store(theirs[peer] + place, added, there)
         if NORM:
-            square = _sent((tl.zeros([PIECES], tl.float32) + _squares(added, TYPE)).to(tl.int32, bitcast=True))
+            square = _sent((tl.zeros([MOST], tl.float32) + _squares(added, TYPE)).to(tl.int32, bitcast=True))
             for peer in tl.static_range(SIZE):
-                tl.store(theirs[peer] + squares + other * pieces + piece, square, other < pieces)
+                tl.store(theirs[peer] + squares + other * PIECES + piece, square, other < PIECES)
     total = _received(mine + place, there)
     tl.store(residual_ptr + row * words + at, total, there)
     if NORM:
-        every = _received_by_all(mine + squares + piece * pieces + other, other < pieces).to(tl.float32, bitcast=True)
+        every = _received_by_all(mine + squares + piece * PIECES + other, other < PIECES).to(tl.float32, bitcast=True)
         scale = tl.rsqrt(tl.sum(every, axis=0) / (words * (32 // TYPE.primitive_bitwidth)) + eps)
         tl.store(normed_ptr + row * words + at, _scaled(total, scale, gain, TYPE), there)
     tl.store(used, use + 1)
@@ -307,43 +347,50 @@ def parts_adder(dtype: torch.dtype, stride: int, rank: int, size: int, device: t
     return add
 
 
-def reduce_once(partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory) -> torch.Tensor:
-    """See `quire.kernels.across_ranks`; at most the layout's `once_rows`."""
-    width, options = _cut("once", peers)
-    launch(_reduce_once_kernel, (len(partial), peers.layout.pieces),
-        partial.view(torch.int32), residual.view(torch.int32), peers.bases["once"], peers.uses["once"], residual,
-        peers.layout.words, width, **options,
-    )  # fmt: skip
-    return residual
+def reduce_once(
+    partial: torch.Tensor | Summands, residual: torch.Tensor, peers: PeerMemory, norm: Norm | None = None
+) -> torch.Tensor:
+    """See `quire.kernels.across_ranks`; at most the layout's `once_rows`. Returns the residual, or with a norm what
+    that makes of it."""
+    pieces = peers.layout.pieces if norm is None else 1
+    return _reduce(_reduce_once_kernel, (len(partial), pieces), partial, residual, peers, norm)
 
 
 def reduce_twice(
-    partial: torch.Tensor, residual: torch.Tensor, peers: PeerMemory, norm: Norm | None = None
+    partial: torch.Tensor | Summands, residual: torch.Tensor, peers: PeerMemory, norm: Norm | None = None
 ) -> torch.Tensor:
     """The same for at most `twice_rows`, in two trips, of which links carry 2 (N - 1) / N of what a rank has instead of
-    N - 1 times as much. Returns the residual, or with a norm what that makes of it."""
-    layout = peers.layout
-    width, options = _cut("twice", peers)
+    N - 1 times as much."""
+    grid, squares_at = (peers.layout.pieces, len(partial)), peers.layout.squares_at
+    return _reduce(_reduce_twice_kernel, grid, partial, residual, peers, norm, squares_at)
+
+
+def _reduce(
+    kernel: Any,
+    grid: tuple[int, int],
+    partial: torch.Tensor | Summands,
+    residual: torch.Tensor,
+    peers: PeerMemory,
+    norm: Norm | None,
+    *places: int,
+) -> torch.Tensor:
+    layout, topology, pdl = peers.layout, peers.topology, has_pdl(peers.device)
+    trips = "twice" if places else "once"
+    own, experts, top_k = partial, residual, 0
+    if isinstance(partial, Summands):
+        own, experts, top_k = partial.parts, partial.experts, partial.experts.shape[1]
     weight, eps = (residual, 0.0) if norm is None else norm
     normed = residual if norm is None else torch.empty_like(residual)
-    launch(_reduce_twice_kernel, (layout.pieces, len(partial)),
-        partial.view(torch.int32), residual.view(torch.int32), peers.bases["twice"], peers.uses["twice"], residual,
-        weight.view(torch.int32), normed.view(torch.int32), layout.words, width, eps, layout.squares_at,
-        NORM=norm is not None, PIECES=next_power_of_2(layout.pieces), **options,
+    width = layout.words if norm is not None and not places else -(-layout.words // layout.pieces // 16) * 16
+    block = next_power_of_2(width)
+    launch(kernel, grid,
+        own.view(torch.int32), residual.view(torch.int32), peers.bases[trips], peers.uses[trips], residual, experts,
+        weight.view(torch.int32), normed.view(torch.int32), layout.words, width, eps, *places,
+        RANK=topology.rank, SIZE=topology.size, SLOTS=next_power_of_2(topology.size), ROWS=peers.views[trips].shape[-2],
+        BLOCK=block, TOP_K=top_k, TOP_BLOCK=next_power_of_2(max(top_k, 1)), NORM=norm is not None, PIECES=layout.pieces,
+        MOST=next_power_of_2(layout.pieces), PDL=pdl, launch_pdl=pdl, num_warps=min(max(block // 128, 1), 8),
     )  # fmt: skip
     return normed
-
-
-def _cut(trips: str, peers: PeerMemory) -> tuple[int, dict[str, Any]]:
-    """Words of a row that a program has, and what kernels are compiled for."""
-    layout, topology, pdl = peers.layout, peers.topology, has_pdl(peers.device)
-    width = -(-layout.words // layout.pieces // 16) * 16
-    block = next_power_of_2(width)
-    return width, {
-        "RANK": topology.rank, "SIZE": topology.size, "SLOTS": next_power_of_2(topology.size),
-        "ROWS": peers.views[trips].shape[-2], "BLOCK": block, "PDL": pdl, "launch_pdl": pdl,
-        "num_warps": min(max(block // 128, 1), 8),
-    }  # fmt: skip
 
 
 def from_first(x: torch.Tensor, peers: PeerMemory, what: str = "tokens") -> torch.Tensor:

@@ -23,6 +23,7 @@ from triton.runtime import driver  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from quire.distributed.peer_memory import Layout  # noqa: E402
+from quire.kernels.moe.summands import Summands  # noqa: E402
 from quire.kernels.sampling.state import Column, Stats  # noqa: E402
 from quire.kernels.sampling.triton import apart  # noqa: E402
 from quire.kernels.triton import across_ranks  # noqa: E402
@@ -241,12 +242,15 @@ def test_kernels_across_ranks_compile_and_are_found(
     layout = Layout(4, 4096, 2, max_rows=64, vocab=5000, logit_rows=48, drafts=300)
     peers = make_peers(tmp_path / "memory", layout)[1]
     x, tokens = torch.zeros(4, 4096, dtype=torch.bfloat16), torch.zeros(4, dtype=torch.int32)
+    experts = torch.zeros(2, 2, dtype=torch.int32)
     stats, columns = Stats.allocate(48, 2512, x.device), torch.zeros(9, len(Column), dtype=torch.int32)
 
     def step() -> None:
         across_ranks.reduce_once(x, x, peers)
         across_ranks.reduce_twice(x, x, peers)
         across_ranks.reduce_twice(x, x, peers, (x[0], 1e-6))
+        across_ranks.reduce_once(Summands(x, experts), x[:2], peers, (x[0], 1e-6))
+        across_ranks.reduce_twice(Summands(x, experts), x[:2], peers)
         assert peers.logits is not None
         across_ranks.gather_columns(torch.zeros(4, 2512), peers.logits[:4], peers)
         across_ranks.from_first(tokens, peers)
@@ -255,10 +259,10 @@ def test_kernels_across_ranks_compile_and_are_found(
 
     with Rehearsal() as rehearsal:
         step()
-    assert rehearsal.wait() == 8
+    assert rehearsal.wait() == 10
     assert counting.launched == []
     step()
-    assert len(counting.launched) == 8
+    assert len(counting.launched) == 10
     with Rehearsal() as rehearsal:
         step()
     assert rehearsal.wait() == 0, "some kernel was not compiled, or not as it is launched"

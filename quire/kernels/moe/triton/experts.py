@@ -13,6 +13,7 @@ from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows
 from quire.kernels.gemm.triton import fp8_rows
 from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
+from quire.kernels.moe.summands import Summands
 from quire.kernels.moe.tiling import Tiling
 from quire.kernels.moe.triton import direct
 from quire.kernels.moe.triton.grouped import GroupedInside, combine, compile_once, grouped
@@ -46,13 +47,29 @@ def add_experts(
             x, routes.experts, routes.weights, gate_up, down, residual, scales, norm, inside, shared, one
         )
     assert shared is None
+    parts = summands(x, routes, gate_up, down, scales, norm, inside, narrow)
+    return combine(parts.parts, parts.experts, residual)
+
+
+def summands(
+    x: torch.Tensor,
+    routes: Routes,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    scales: tuple[torch.Tensor, torch.Tensor] | None,
+    norm: tuple[torch.Tensor, float] | None = None,
+    inside: Inside = USUAL,
+    narrow: Fp8Rows | None = None,
+) -> Summands:
+    """The same before it is added up, of routes with a tiling."""
+    assert routes.tiling is not None
     if scales is not None and gate_up.dtype == E4M3 and x.dtype in (torch.bfloat16, torch.float16):
         if narrow is None:
             narrow = Fp8Rows(*(fp8_rows.quantize(x) if norm is None else fp8_rows.rms_norm_quantize(x, *norm)))
         parts = _narrow(narrow, x.dtype, routes, routes.tiling, gate_up, down, scales, inside)
     else:
         parts = _wide(x if norm is None else rms_norm(x, *norm), routes, routes.tiling, gate_up, down, scales, inside)
-    return combine(parts, routes.experts, residual)
+    return Summands(parts, routes.experts)
 
 
 def _wide(
