@@ -55,8 +55,9 @@ def check_sums(group: Group, dtype: torch.dtype, hidden: int = HIDDEN) -> list[t
         choices = some_summands(rows, hidden, dtype, generator, group)
         for partial in (parts[group.topology.rank].to(group.device), choices):
             theirs, plain = residual.to(group.device), residual.to(group.device)
+            whole = partial.clone() if isinstance(partial, torch.Tensor) else partial.sum()
             normed = reduce_add_norm(partial, theirs, (gain, 1e-5), group)
-            reduce_add(partial if isinstance(partial, torch.Tensor) else partial.sum(), plain, group)
+            reduce_add(whole, plain, group)
             assert torch.equal(theirs, plain)
             found.append(theirs.cpu())
             assert (normed is not None) == norms_inside(group, rows, hidden)
