@@ -159,16 +159,6 @@ def test_long_products_of_few_outputs_share_k_where_narrow_tiles_leave_processor
     assert cut(2560, 4096) == (32, 1)
 
 
-def test_what_ranks_add_up_begins_sooner_where_k_is_not_long() -> None:
-    def step(n: int, k: int) -> int:
-        how = plan(64, n, k, gated=False, residual=True, bulk=True)
-        assert isinstance(how, Tiles)
-        return how.block_k
-
-    assert [step(8192, k) for k in (7168, 8192, 14336)] == [64, 64, 128]
-    assert [step(n, 7168) for n in (4096, 7168, 8448, 8512)] == [128, 64, 64, 128]
-
-
 def test_no_plan_beyond_its_rows_or_without_a_gpu() -> None:
     assert plan(MAX_ROWS + 1, 4096, 4096, gated=False, residual=False, bulk=True) is None
     x, weight = torch.randn(1, 64).bfloat16(), torch.randn(64, 64).bfloat16()

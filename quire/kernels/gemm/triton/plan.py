@@ -302,8 +302,6 @@ def _batch(m: int, n: int, k: int, *, gated: bool, residual: bool) -> Plan:
         if 5 * tiles < 3 * PROCESSORS:
             return _tiles(64, 32, 128, k, 2)
         tall = residual and k > 5120
-        if tall and k <= 8192 and _is_a_round(tiles):  # shorter steps begin sooner; a longer K makes up for that
-            return _tiles(64, 64, 64, k, tall=True)
     return _tiles(rows, 64, 128, k, split=_split(tiles) if residual else 1, tall=tall)
 
 
