@@ -1,6 +1,7 @@
 """One process of `benchmarks.gpu`: start an engine, run the tests named, print a ROW a figure.
 
-T1, T1b, T4 clock one `generate` call, requests handed over included, at temperature 0.6. T2 and T3 are greedy.
+T1, T1b, T4 clock one `generate` call, requests handed over included, at temperature 0.6. T2 and T3 are greedy. FACTS
+say what the last T1 consisted of: of steps with prompt tokens, and of others by their rows, how many and their seconds.
 T2 is (a run of 256 tokens less a run of 1 token on other prompts) / 255, median of three.
 "steps=1,2,…" is the same for these batches with 64-token prompts and 128 or 48 tokens each, the better of two runs.
 T3 is the median of five calls (three for the large one). All requests ignore the end token.
@@ -20,12 +21,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks import chip, workloads
 from benchmarks.results_file import Row
 
 FACT_NAMES = ("device", "num_blocks", "max_model_len", "attention_backend", "phases", "kv_bytes", "notes")
 
+ROWS = (8, 16, 32, 64, 128, 192, 256, 1024)  # up to so many, steps count together
 OF_8_BITS = ("fp8", "int8")  # whose products are; of other codes both sides have 16 when they meet
 
 
@@ -52,6 +55,7 @@ class Bench:
         }
         options = {**kept, **options}
         self.llm = LLM(str(folder), load_format="dummy", skip_tokenizer_init=True, **options)
+        self.composition: dict[str, tuple[int, float]] = {}
         self.chip = chip.at_hand()  # asks torch, which a start has imported by now: T6 is that of a user's program
 
     def emit(self, test: str, case: str, metric: str, value: float, unit: str, floor: float | None = None) -> None:
@@ -102,9 +106,10 @@ class Bench:
 
     def t1(self) -> None:
         for round_ in (0, 1):
-            requests = workloads.t1(round_)
+            requests, began = workloads.t1(round_), time.time()
             seconds = self.generate(requests, 0.6)
             self.emit_rate("T1", f"round={round_}", requests, seconds)
+            self.composition = composition(self.llm.call("look", began, 0.0))
 
     def t1b(self) -> None:
         requests = workloads.t1b()
@@ -180,13 +185,29 @@ class Bench:
         {"T1": self.t1, "T1b": self.t1b, "T3": self.t3, "T4": self.t4}[name]()
 
 
+def composition(views: list[list[Any]]) -> dict[str, tuple[int, float]]:
+    """views: of cores, `EngineView` as plain data. Steps of a kind, and their seconds, gaps before them included."""
+    import msgspec
+
+    from quire.types.view import EngineView
+
+    found: dict[str, tuple[int, float]] = {}
+    for step in (step for view in views for step in msgspec.convert(view, EngineView).steps):
+        rows = next((most for most in ROWS if step.decodes <= most), step.decodes)
+        kind = "prompts" if step.prompt_tokens else f"rows<={rows}"
+        count, seconds = found.get(kind, (0, 0.0))
+        found[kind] = count + 1, round(seconds + step.seconds + step.gap, 6)
+    return found
+
+
 def main() -> None:
     model, options, *tests = sys.argv[1:]
     bench = Bench(model, json.loads(options))
     for test in tests:
         bench.run(test)
     report = bench.llm.info.report
-    print("FACTS " + json.dumps({name: getattr(report, name) for name in FACT_NAMES}), flush=True)
+    facts = {name: getattr(report, name) for name in FACT_NAMES} | {"T1 steps": bench.composition}
+    print("FACTS " + json.dumps(facts), flush=True)
     print("STATS " + json.dumps(bench.llm.call("stats")["phase_seconds"]), flush=True)
     bench.llm.shutdown()
 

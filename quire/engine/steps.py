@@ -8,7 +8,7 @@ from collections import deque
 from quire.types.output import EngineStats
 from quire.types.view import StepView
 
-KEPT = 1024
+KEPT = 2048
 
 
 class Steps:
