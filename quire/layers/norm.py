@@ -42,8 +42,11 @@ class RMSNorm(nn.Module):
 
     def take(self, x: torch.Tensor) -> torch.Tensor | None:
         """What is given of x, once; None: it is to be computed."""
-        given, self._given = self._given, None
-        return given[1] if given is not None and given[0] is x else None
+        given = self._given
+        if given is None:
+            return None
+        self._given = None
+        return given[1] if given[0] is x else None
 
     def stored(self, name: str) -> Iterator[Target]:
         if self.plus_one:

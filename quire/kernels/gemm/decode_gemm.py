@@ -48,9 +48,11 @@ def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) 
     m, k = x.shape
     if not (on_cuda(x) and m and k >= 64 and x.dtype in (torch.bfloat16, torch.float16)):
         return None
-    from quire.kernels.gemm.triton.plan import Registers, Shared, Vector
+    from quire.kernels.gemm.triton.plan import MAX_ROWS, Registers, Shared, Vector
     from quire.kernels.gemm.triton.plan import plan as plan_of
 
+    if m > MAX_ROWS:
+        return None
     n = weight.shape[0] // (2 if gated else 1)
     aligned = k % 8 == x.stride(0) % 8 == weight.stride(0) % 8 == 0  # eight elements at once
     how = plan_of(m, n, k, gated=gated, residual=residual, bulk=aligned and _bulk_copies(x.device))

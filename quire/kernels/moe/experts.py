@@ -78,17 +78,18 @@ def _add_shared(x: torch.Tensor, shared: Shared, residual: torch.Tensor) -> torc
 
 def norms_inside(x: torch.Tensor, rule: Rule) -> bool:
     """Whether `add_experts` norms x [tokens, hidden] on its way, for less than it costs to do so before."""
-    if not on_cuda(x) or not len(x):
+    rows = x.shape[0]
+    if not rows or not on_cuda(x):
         return False
     from quire.kernels.moe.triton.plan import plan
 
-    return plan(len(x), rule.top_k, rule.experts).direct
+    return plan(rows, rule.top_k, rule.experts).direct
 
 
 def takes_shared(x: torch.Tensor, rule: Rule) -> bool:
     """Whether `add_experts` takes shared experts along, for less than they cost by themselves: those of one token. Of
     more each would read their weights anew."""
-    return len(x) == 1 and norms_inside(x, rule)
+    return x.shape[0] == 1 and norms_inside(x, rule)
 
 
 def add_each(

@@ -20,7 +20,7 @@ import triton.language as tl
 from quire.distributed.peer_memory import CHUNK, PeerMemory
 from quire.distributed.sums_under_way import Add
 from quire.kernels.moe.summands import Summands
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 from quire.kernels.triton.launches import launch
 
 Norm = tuple[torch.Tensor, float]
@@ -341,7 +341,7 @@ def parts_adder(dtype: torch.dtype, stride: int, rank: int, size: int, device: t
         return None
 
     def add(own: int, parts: int, residual: int, count: int, stream: int) -> None:
-        grid = (triton.cdiv(count, _ADDED), 1, 1)
+        grid = (cdiv(count, _ADDED), 1, 1)
         compiled[grid](own, parts, residual, count, stride, rank, size, _ADDED, stream=stream)
 
     return add

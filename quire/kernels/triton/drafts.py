@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.triton.launch import cdiv
+
 if TYPE_CHECKING:
     from quire.kernels.draft_state import DraftBuffers, DraftState
     from quire.kernels.step.state import SeatState, StepBuffers
@@ -205,7 +207,7 @@ def propose_ngram(
 ) -> None:
     rows, max_blocks = len(seats), state.block_table.shape[1]
     text = (state.last_token, state.num_computed, state.block_table, state.token_of_slot)
-    programs = min(triton.cdiv(max_blocks * state.block_size, _TOKENS), _PROGRAMS)
+    programs = min(cdiv(max_blocks * state.block_size, _TOKENS), _PROGRAMS)
     _find_ngram[(programs, rows)](
         *text, drafts.may_draft, seats, keys, max_blocks, longest, shortest, BLOCK_SIZE=state.block_size,
         TOKENS=_TOKENS, PLACES=_PLACES,

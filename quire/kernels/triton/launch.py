@@ -62,6 +62,11 @@ def shared_bytes(device: torch.device) -> int:
     return found
 
 
+def cdiv(value: int, unit: int) -> int:
+    """How many units hold so much. Triton's own takes as long as half a launch."""
+    return -(-value // unit)
+
+
 def next_power_of_2(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 

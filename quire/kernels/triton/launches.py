@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -21,7 +22,6 @@ from quire.kernels.triton.compilers import TRITON_TESTED
 _IS_KNOWN = triton.__version__.startswith(TRITON_TESTED)  # what is compiled for, and what a compiled kernel takes
 _OWN_RUN = JITFunction.run  # which a rehearsal replaces
 _WIDE = 1 << 31
-_OTHER = object()
 
 # With the kernel itself, whose number would else be another's once it is gone.
 _compiled: dict[Hashable, tuple[CompiledKernel, tuple[Any, ...], Any]] = {}
@@ -34,11 +34,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
     if not _IS_KNOWN or JITFunction.run is not _OWN_RUN or not isinstance(kernel, JITFunction):
         kernel[grid](*arguments, **options)
         return
-    device = driver.active.get_current_device()
-    kind = (id(kernel), device, *map(_kind, arguments), *options.items())
-    if _OTHER in kind:
+    active = driver.active
+    device = active.get_current_device()
+    kinds = _kinds(arguments)
+    if kinds is None:
         kernel[grid](*arguments, **options)
         return
+    kind = (id(kernel), device, *kinds, *options.items())
     found = _compiled.get(kind)
     if found is None:
         compiled = kernel[grid](*arguments, **options)
@@ -46,23 +48,46 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
             _compiled[kind] = compiled, _constants(kernel, len(arguments), options), kernel
         return
     compiled, constants, _ = found
-    stream = driver.active.get_current_stream(device)
-    compiled[(*grid, 1, 1)[:3]](*arguments, *constants, stream=stream)
+    stream = active.get_current_stream(device)
+    if _is_watched():
+        compiled[(*grid, 1, 1)[:3]](*arguments, *constants, stream=stream)
+        return
+    x, y, z = (*grid, 1, 1)[:3]
+    compiled.run(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *arguments, *constants)
 
 
-def _kind(argument: Any) -> Hashable:
-    """Equal for arguments for which Triton compiles the same; _OTHER: it must look itself."""
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % 16 == 0
-    kind = type(argument)
-    if kind is int:
-        return 1 if argument == 1 else (argument % 16 == 0, -_WIDE <= argument < _WIDE, argument < 1 << 63)
-    if kind is float or argument is None:
-        return kind
-    if hasattr(argument, "block_shape"):  # a descriptor, whose memory is aligned
-        layout = getattr(argument, "layout", None)
-        return kind, argument.base.dtype, tuple(argument.block_shape), layout, argument.padding
-    return _OTHER
+def _is_watched() -> bool:
+    """Whether somebody has asked Triton to be told of launches."""
+    before, after = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    return bool(before is not None and getattr(before, "calls", True)) or bool(
+        after is not None and getattr(after, "calls", True)
+    )
+
+
+def _kinds(arguments: tuple[Any, ...]) -> list[Hashable] | None:
+    """Equal for arguments for which Triton compiles the same; None: it must look itself."""
+    kinds: list[Hashable] = []
+    for argument in arguments:
+        kind = type(argument)
+        if kind is int:
+            if argument == 1:
+                kinds.append(1)
+            elif -_WIDE <= argument < _WIDE:
+                kinds.append(2 if argument % 16 else 16)
+            else:
+                kinds.append((argument % 16 == 0, argument < 1 << 63))
+        elif kind is torch.Tensor or isinstance(argument, torch.Tensor):
+            kinds += argument.dtype, argument.data_ptr() % 16 == 0
+        elif kind is float or argument is None:
+            kinds.append(kind)
+        elif hasattr(argument, "launched_as"):
+            kinds.append(argument.launched_as)
+        elif hasattr(argument, "block_shape"):  # a descriptor, whose memory is aligned
+            layout = getattr(argument, "layout", None)
+            kinds.append((kind, argument.base.dtype, tuple(argument.block_shape), layout, argument.padding))
+        else:
+            return None
+    return kinds
 
 
 def _constants(kernel: JITFunction[Any], count: int, options: dict[str, Any]) -> tuple[Any, ...]:

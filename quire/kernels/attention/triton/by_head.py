@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.triton.latent import turn_and_write
-from quire.kernels.triton.launch import dot_width, has_pdl, next_power_of_2
+from quire.kernels.triton.launch import cdiv, dot_width, has_pdl, next_power_of_2
 
 HEADS = 16  # whose queries a program turns
 TILE = 8192  # elements of a matrix that a program has, if that makes 16 outputs or more
@@ -87,7 +87,7 @@ def by_head(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """See `quire.kernels.attention.latent`; up to 64 tokens, elements of 16 bits."""
     (tokens, heads, k), n = x.shape, weight.shape[2]
     tile, pdl = _tile(tokens, k), has_pdl(x.device)
-    _by_head_kernel[(heads * triton.cdiv(n, tile["BLOCK_N"]),)](
+    _by_head_kernel[(heads * cdiv(n, tile["BLOCK_N"]),)](
         x, weight, out, tokens, x.stride(0), x.stride(1), *weight.stride(), out.stride(0), out.stride(1), K=k, N=n,
         **tile, PDL=pdl, launch_pdl=pdl, num_warps=4,
     )  # fmt: skip
@@ -109,8 +109,8 @@ def latent_queries(
     (tokens, heads, _), (nope, rank), (weight, eps) = q.shape, keys.shape[1:], norm
     rope = out.shape[2] - rank
     tile, pdl = _tile(tokens, nope), has_pdl(q.device)
-    products = heads * triton.cdiv(rank, tile["BLOCK_N"])
-    _latent_queries_kernel[(products + tokens * (1 + triton.cdiv(heads, HEADS)),)](
+    products = heads * cdiv(rank, tile["BLOCK_N"])
+    _latent_queries_kernel[(products + tokens * (1 + cdiv(heads, HEADS)),)](
         q, keys, out, tokens, products, *keys.stride(), latent, weight, cos_sin, positions, slots, cache, q.stride(0),
         q.stride(1), latent.stride(0), out.stride(0), out.stride(1), cos_sin.stride(0), cache.stride(0), eps,
         NUM_HEADS=heads, NOPE=nope, RANK=rank, ROPE=rope, BLOCK_SIZE=cache.shape[2], **tile, BLOCK_HEADS=HEADS,

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 
 TOKENS = 16  # of a program
 
@@ -55,7 +55,7 @@ def gather_rows(
 ) -> None:
     """See `quire.kernels.attention.latent_expanded`."""
     pdl, (num_tokens, width) = has_pdl(cache.device), out.shape
-    _gather_rows_kernel[(triton.cdiv(num_tokens, TOKENS),)](
+    _gather_rows_kernel[(cdiv(num_tokens, TOKENS),)](
         cache, out, seats, block_table, starts, seq_lens, counters, len(seats), num_tokens, len(counters),
         block_table.stride(0), cache.stride(0), WIDTH=width, BLOCK_SIZE=cache.shape[2], TOKENS=TOKENS,
         BLOCK_WIDTH=next_power_of_2(width), ROWS=64, PDL=pdl, num_warps=4, launch_pdl=pdl,

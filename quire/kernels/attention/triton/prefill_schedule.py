@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.attention.triton.decode_schedule import _publish
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 from quire.kernels.triton.launches import launch
 
 ITEM = 4  # int32 a tile: first token, counted from the batch's first; tokens from there to the row's end (0: no tile);
@@ -80,7 +80,7 @@ def tiles(
     num_rows = len(seats)
     items = torch.empty((num_tokens // tokens + num_rows, ITEM), dtype=torch.int32, device=seats.device)
     pdl = has_pdl(seats.device)
-    launch(_tiles_kernel, (num_rows, triton.cdiv(triton.cdiv(max_query_len, tokens), BLOCK)),
+    launch(_tiles_kernel, (num_rows, cdiv(cdiv(max_query_len, tokens), BLOCK)),
         seats, query_start, seq_lens, items, num_rows, len(items), TOKENS=tokens, LEVEL=max(LEVEL_TOKENS // tokens, 1),
         ITEM=ITEM, BLOCK=BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip

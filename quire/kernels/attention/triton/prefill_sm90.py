@@ -32,10 +32,12 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.attention.triton.decode import LOG2_E
 from quire.kernels.attention.triton.prefill_softmax_sm90 import PARTS, rescale, softmax
+from quire.kernels.triton.descriptors import described
 from quire.kernels.triton.launch import has_pdl, next_power_of_2, num_processors
 from quire.kernels.triton.launches import launch
 
 PAGE = 16
+PAGES = gl.NVMMASharedLayout(128, 16, 4)
 LINES = 64  # of a consumer: what its four warps' matrix instructions take
 SHORT, LONG = (64, 4), (128, 2)  # (BLOCK_N, STAGES): for rows of few tokens, where the diagonal weighs; for others
 WIDE = (64, 2)  # of wide heads, whose sums take most registers and whose queries take much of shared memory
@@ -425,8 +427,7 @@ def tokens(group: int) -> int:
 
 def _descriptor(cache: torch.Tensor) -> TensorDescriptor:
     """Tells the copy engine of [num_blocks, num_kv_heads, PAGE, head_dim], to be read in parts of a page."""
-    layout = gl.NVMMASharedLayout(128, 16, 4)
-    return TensorDescriptor(cache, list(cache.shape), list(cache.stride()), [1, 1, PAGE, 64], layout)
+    return described(TensorDescriptor, cache, (1, 1, PAGE, 64), PAGES)
 
 
 def width(head_dim: int) -> int:

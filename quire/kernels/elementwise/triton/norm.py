@@ -121,17 +121,18 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, early: bool =
     size = x.shape[-1]
     rows = x if x.dim() == 2 else x.reshape(-1, size)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if not rows.shape[0]:
+    count = rows.shape[0]
+    if not count:
         return out
     block = next_power_of_2(size)
     pdl = has_pdl(x.device)
-    if len(rows) >= MANY and block <= MAX_BLOCK:
-        launch(_rms_norm_many_kernel, (-(-len(rows) // ROWS),),
-            rows, weight, out, len(rows), rows.stride(0), size, eps, ROWS=ROWS, BLOCK=block, PDL=pdl, num_warps=4,
+    if count >= MANY and block <= MAX_BLOCK:
+        launch(_rms_norm_many_kernel, (-(-count // ROWS),),
+            rows, weight, out, count, rows.stride(0), size, eps, ROWS=ROWS, BLOCK=block, PDL=pdl, num_warps=4,
             launch_pdl=pdl,
         )  # fmt: skip
         return out
-    launch(_rms_norm_kernel, (rows.shape[0],),
+    launch(_rms_norm_kernel, (count,),
         rows, weight, out, rows.stride(0), size, eps, BLOCK=block, EARLY=early, PDL=pdl,
         num_warps=min(max(block // 256, 1), 16), launch_pdl=pdl,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.elementwise.triton import norm
 from quire.kernels.gemm.triton.plan import MAX_ROWS, Tiles
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 WORKSPACE = 1 << 23  # float32 elements for the shares of K of one product
 MAX_TILES = 4096  # that share K, in one product
@@ -203,7 +203,7 @@ def linear(
         out = residual
     elif out is None:
         out = torch.empty((m, n), dtype=x.dtype, device=x.device)
-    grid = (triton.cdiv(m, config.block_m), triton.cdiv(n, config.block_n), config.split)
+    grid = (cdiv(m, config.block_m), cdiv(n, config.block_n), config.split)
     stream = torch.cuda.current_stream(x.device).cuda_stream if x.is_cuda else 0
     partial = counters = _counters(x.device, stream)
     if config.split > 1:

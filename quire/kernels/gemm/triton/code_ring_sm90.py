@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
@@ -26,7 +25,7 @@ from quire.kernels.gemm.triton.code_words import word_layout
 from quire.kernels.gemm.triton.codes import arguments
 from quire.kernels.gemm.triton.fp8_ring_sm90 import of_lines
 from quire.kernels.gemm.triton.skinny_registers import _mma
-from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launch import cdiv, has_pdl, num_processors
 
 WORDS_IN_SHARED = gl.NVMMASharedLayout(128, 32, 3)
 SCALES_IN_SHARED = gl.NVMMASharedLayout(0, 16, 3)
@@ -460,7 +459,7 @@ def linear(
     k, n = x.shape[1], out.shape[1]
     how = how or plan(k, gated=gated)
     gain, eps = norm or (x, 0.0)
-    units = triton.cdiv(n, 8 if gated else 16)
+    units = cdiv(n, 8 if gated else 16)
     _, scale, zero, outer, _ = arguments(weight)
     copied, pdl = _can_be_copied(scale), has_pdl(x.device)
     words = _described(weight.codes.view(torch.int32), gated, 16 * how.warps, WORDS_IN_SHARED)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
@@ -32,7 +31,7 @@ from quire.kernels.gemm.triton.skinny_registers import (
     _out_at,
     _results,
 )
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 RING_OF_SIXTEEN = 24  # warps' steps of 16 rows: 96 KiB, which every GPU has
 
@@ -260,11 +259,11 @@ def linear(
     gain, eps = norm or (x, 0.0)
     early = m > 1  # see `skinny_registers`
     pdl = has_pdl(x.device)
-    _code_rows_kernel[(triton.cdiv(n, outputs),)](
+    _code_rows_kernel[(cdiv(n, outputs),)](
         x, codes.view(torch.int32), scale, zero, outer, table, x if bias is None else bias, gain, out, m, n,
         x.stride(0), codes.stride(0) // 16, scale.shape[1], out.stride(0), eps, K=k, OUTPUTS=outputs,
-        COLUMNS=8 if m <= 8 else 16, DEPTH=min(how.depth, triton.cdiv(k, 128 * how.warps)),
-        RING=min(how.ring, triton.cdiv(k, 128 * how.warps) + 1),
+        COLUMNS=8 if m <= 8 else 16, DEPTH=min(how.depth, cdiv(k, 128 * how.warps)),
+        RING=min(how.ring, cdiv(k, 128 * how.warps) + 1),
         KIND=KINDS[weight.kind], GROUP=weight.group, ZERO=weight.zero is not None, OUTER=weight.outer is not None,
         NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual, ONE=m == 1, EARLY=early, PDL=pdl,
         num_warps=how.warps, launch_pdl=pdl,

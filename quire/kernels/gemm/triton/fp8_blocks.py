@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.gemm.codes import BLOCK
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0  # of e4m3
@@ -64,7 +64,7 @@ def prepared(
     turned = torch.empty((blocks, n), dtype=torch.float32, device=x.device)
     gain, eps = norm or (x, 0.0)
     columns, pdl = next_power_of_2(k) if norm else COLUMNS, has_pdl(x.device)
-    _round_blocks_kernel[(m + triton.cdiv(n, LINES), triton.cdiv(k, columns))](
+    _round_blocks_kernel[(m + cdiv(n, LINES), cdiv(k, columns))](
         x, gain, out, scale, weight_scale, turned, m, rows, n, x.stride(0), k, blocks, eps, LARGEST, LEAST,
         BLOCK=BLOCK, PARTS=columns // BLOCK, LINES=LINES, BLOCKS=next_power_of_2(blocks), NORM=norm is not None,
         PDL=pdl, num_warps=min(max(columns // 512, 4), 16), launch_pdl=pdl,

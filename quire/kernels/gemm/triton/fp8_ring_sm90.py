@@ -23,7 +23,6 @@ scaled before they are added to those of others.
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
@@ -34,7 +33,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from quire.kernels.gemm.triton.batch_gemm import _counters
 from quire.kernels.gemm.triton.plan import RING_COLUMNS, Ring
 from quire.kernels.gemm.triton.skinny_registers import _mma, _results
-from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launch import cdiv, has_pdl, num_processors
 
 WORDS_IN_SHARED = gl.NVMMASharedLayout(128, 32, 3)
 OPTIONS = {"PRODUCER_REGISTERS": 24, "num_warps": 8}
@@ -489,11 +488,11 @@ def linear(
     (m, k), n = x.shape, out.shape[1]
     gain, eps = norm or (x, 0.0)
     rows = 1 if m == 1 else 8 if m <= 8 else 16
-    units = triton.cdiv(n, 8 if gated else 16)
+    units = cdiv(n, 8 if gated else 16)
     groups = min(units, plan.programs * num_processors(x.device) // plan.split)
     partial = counters = scale  # not read
     if plan.split > 1:
-        sums = groups * plan.split * triton.cdiv(units, groups) * 16 * max(rows, 8)
+        sums = groups * plan.split * cdiv(units, groups) * 16 * max(rows, 8)
         partial = torch.empty(sums, dtype=torch.float32, device=x.device)
         counters = _counters(x.device, torch.cuda.current_stream(x.device).cuda_stream)
     pdl = has_pdl(x.device)

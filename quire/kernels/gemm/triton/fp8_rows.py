@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 from quire.kernels.triton.launches import launch
 
 E4M3 = torch.float8_e4m3fn
@@ -136,7 +136,7 @@ def add_scaled(y: torch.Tensor, row_scale: torch.Tensor, scale: torch.Tensor, re
     m, n = y.shape
     if m:
         pdl = has_pdl(y.device)
-        launch(_add_scaled_kernel, (m, triton.cdiv(n, COLUMNS)),
+        launch(_add_scaled_kernel, (m, cdiv(n, COLUMNS)),
             y, row_scale, scale, residual, y.stride(0), residual.stride(0), n, BLOCK=COLUMNS, PDL=pdl, num_warps=4,
             launch_pdl=pdl,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.gemm.triton.plan import Vector
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def linear(
     k, n = x.shape[1], out.shape[1]
     gain, eps = norm or (x, 0.0)
     pdl = has_pdl(x.device)
-    _fp8_vector_kernel[(triton.cdiv(n, plan.outputs),)](
+    _fp8_vector_kernel[(cdiv(n, plan.outputs),)](
         x, weight, scale, scale if bias is None else bias, gain, out, n, weight.stride(0), eps, K=k,
         BLOCK_N=plan.outputs, BLOCK_K=plan.width, NORM=norm is not None, GATED=gated, BIAS=bias is not None,
         RESIDUAL=residual, PDL=pdl, num_warps=plan.warps, launch_pdl=pdl,

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.triton.codes import arguments, centred, constants, decoded, scaled_by
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -72,7 +72,7 @@ def linear(
     """x [m, k] → out [m, n], m <= 16; with `residual` the result is added to what stands there."""
     (m, k), n = x.shape, out.shape[1]
     pdl = has_pdl(x.device)
-    _grouped_rows_kernel[(triton.cdiv(n, 16),)](
+    _grouped_rows_kernel[(cdiv(n, 16),)](
         x, *arguments(weight), x if bias is None else bias, out, m, n,
         x.stride(0), weight.codes.stride(0), weight.scale.shape[1], out.stride(0),
         K=k, BLOCK_M=8 if m <= 8 else 16, BLOCK_N=16, SPLIT=warps, **constants(weight),

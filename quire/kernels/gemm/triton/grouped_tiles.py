@@ -8,7 +8,7 @@ import triton.language as tl
 
 from quire.kernels.gemm.codes import Codes
 from quire.kernels.gemm.triton.codes import arguments, centred, constants, decoded, scaled_by
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 BLOCK_N = 64
 
@@ -61,7 +61,7 @@ def linear(
     (m, k), n = x.shape, out.shape[1]
     block_m = 32 if m <= 32 else 64 if m <= 64 else 128
     pdl = has_pdl(x.device)
-    _grouped_tiles_kernel[(triton.cdiv(m, block_m), triton.cdiv(n, BLOCK_N))](
+    _grouped_tiles_kernel[(cdiv(m, block_m), cdiv(n, BLOCK_N))](
         x, *arguments(weight), x if bias is None else bias, out, m, n,
         x.stride(0), weight.codes.stride(0), weight.scale.shape[1], out.stride(0),
         K=k, BLOCK_M=block_m, BLOCK_N=BLOCK_N, **constants(weight), BIAS=bias is not None, RESIDUAL=residual, STAGES=3,

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from quire.kernels.gemm.codes import NIBBLES, Codes
 from quire.kernels.gemm.triton.codes import arguments, centred, constants, scaled_by, values
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 BLOCK_N = 32
 
@@ -145,7 +145,7 @@ def widened(weight: Codes, dtype: torch.dtype, wanted: torch.Tensor | None = Non
     out = torch.empty((n, k), dtype=dtype, device=weight.codes.device)
     pdl = has_pdl(out.device)
     codes, *others = arguments(weight)
-    _grouped_widen_kernel[(triton.cdiv(n, BLOCK_N), triton.cdiv(k, 128))](
+    _grouped_widen_kernel[(cdiv(n, BLOCK_N), cdiv(k, 128))](
         codes, codes.view(torch.int32) if weight.kind in NIBBLES else codes, *others,
         codes if wanted is None else wanted, out, n, k, n if wanted is None else n // len(wanted), codes.stride(0),
         weight.scale.shape[1], BLOCK_N=BLOCK_N, **constants(weight), WANTED=wanted is not None, PDL=pdl, num_warps=4,

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.gemm.int8_plan import Plan
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 
 LARGEST = 127.0
 LEAST = 1e-30  # a row of zeros has some scale
@@ -182,7 +182,7 @@ def product(
         return out
     pdl = has_pdl(values.device)
     of_zero, sums = zero or (scale, scale)
-    _int8_kernel[(triton.cdiv(m, plan.block_m) * triton.cdiv(n, plan.block_n),)](
+    _int8_kernel[(cdiv(m, plan.block_m) * cdiv(n, plan.block_n),)](
         values, weight, row_scale, scale, of_zero, sums, scale if bias is None else bias, out, m, n, k,
         values.stride(0), weight.stride(0), out.stride(0),
         BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, GROUP=8, GATED=gated,

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.triton.descriptors import described
 from quire.kernels.triton.launch import num_processors
 
 BLOCK_M, BLOCK_N, BLOCK_K, STAGES = 128, 256, 64, 4
@@ -242,7 +243,7 @@ def hand_over(sums, out_desc, out_tile, loaded, parity, first_m, first_n, RESIDU
 
 def plain(x: torch.Tensor, lines: int) -> TensorDescriptor:
     """Tells the copy engine of x [m, k], to be read `lines` and BLOCK_K columns at a time."""
-    return TensorDescriptor.from_tensor(x, [lines, BLOCK_K], SWIZZLED)
+    return described(TensorDescriptor, x, (lines, BLOCK_K), SWIZZLED)
 
 
 def interleaved(weight: torch.Tensor) -> TensorDescriptor:
@@ -253,8 +254,8 @@ def interleaved(weight: torch.Tensor) -> TensorDescriptor:
     """
     n, k = weight.shape
     stride = weight.stride(0)
-    strides = [32 * stride, 2 * stride, 8 * stride, stride, 1]
-    return TensorDescriptor(weight, [n // 32, 4, 4, 2, k], strides, [BLOCK_N // 64, 4, 4, 2, BLOCK_K], INTERLEAVED)
+    shape, strides = [n // 32, 4, 4, 2, k], [32 * stride, 2 * stride, 8 * stride, stride, 1]
+    return described(TensorDescriptor, weight, (BLOCK_N // 64, 4, 4, 2, BLOCK_K), INTERLEAVED, shape, strides)
 
 
 def grid(m: int, n: int, device: torch.device) -> tuple[int]:

@@ -15,14 +15,13 @@ runs this.
 from __future__ import annotations
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.gemm.triton.plan import Registers
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 
 @gluon.constexpr_function
@@ -212,10 +211,10 @@ def linear(
     # One row's kernels are so short that those in line only take memory's rate from one another.
     early = m > 1 and not late
     pdl = has_pdl(x.device)
-    _register_kernel[(triton.cdiv(n, plan.outputs),)](
+    _register_kernel[(cdiv(n, plan.outputs),)](
         x, weight, weight if scale is None else scale, weight if bias is None else bias, gain, out, m, n,
         x.stride(0), weight.stride(0), out.stride(0), eps, K=k, OUTPUTS=plan.outputs, COLUMNS=8 if m <= 8 else 16,
-        STEP=plan.step, DEPTH=min(plan.depth, triton.cdiv(k, plan.step * plan.warps)), SCALED=scale is not None,
+        STEP=plan.step, DEPTH=min(plan.depth, cdiv(k, plan.step * plan.warps)), SCALED=scale is not None,
         NORM=norm is not None, GATED=gated, BIAS=bias is not None, RESIDUAL=residual, EARLY=early, PDL=pdl,
         num_warps=plan.warps, launch_pdl=pdl,
     )  # fmt: skip

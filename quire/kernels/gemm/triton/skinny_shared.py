@@ -12,7 +12,7 @@ import triton.language as tl
 
 from quire.kernels.gemm.triton.fp8_widen import widened
 from quire.kernels.gemm.triton.plan import Shared
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -68,7 +68,7 @@ def linear(
     a weight of 8 bits."""
     (m, k), n = x.shape, out.shape[1]
     pdl = has_pdl(x.device)
-    _shared_kernel[(triton.cdiv(n, plan.outputs),)](
+    _shared_kernel[(cdiv(n, plan.outputs),)](
         x, weight, weight if scale is None else scale, weight if bias is None else bias, out, m, n,
         x.stride(0), weight.stride(0), out.stride(0), K=k, BLOCK_M=8 if m <= 8 else 16, BLOCK_N=plan.outputs,
         BLOCK_K=plan.step, SPLIT=plan.warps, SCALED=scale is not None, BIAS=bias is not None,

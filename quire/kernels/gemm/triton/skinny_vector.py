@@ -18,7 +18,7 @@ import triton.language as tl
 
 from quire.kernels.gemm.triton.plan import Vector
 from quire.kernels.low_rank.factors import Factors
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 
 class Down(NamedTuple):
@@ -116,7 +116,7 @@ def linear(
     if down is not None:
         (factors, _, _, ranks, *_), slots, inner = down
         lines, room = down.factors.down.shape[1], down.factors.room
-    _vector_kernel[(triton.cdiv(n, plan.outputs) + triton.cdiv(lines, plan.outputs),)](
+    _vector_kernel[(cdiv(n, plan.outputs) + cdiv(lines, plan.outputs),)](
         x, weight, weight if bias is None else bias, gain, out, factors, slots, ranks, inner, n, weight.stride(0), eps,
         K=k, BLOCK_N=plan.outputs, BLOCK_K=plan.width, LINES=lines, ROOM=room, NORM=norm is not None, GATED=gated,
         BIAS=bias is not None, RESIDUAL=residual, PDL=pdl, num_warps=plan.warps, launch_pdl=pdl,

@@ -15,6 +15,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from quire.kernels.attention.triton.decode import LOG2_E
 from quire.kernels.gemm.triton import pipeline_sm90 as pipeline
 from quire.kernels.gemm.triton.pipeline_sm90 import allocate, finish, follow, halves, multiply, place, produce
+from quire.kernels.triton.descriptors import described
 from quire.kernels.triton.launch import has_pdl
 from quire.kernels.triton.launches import launch
 
@@ -89,7 +90,7 @@ def _gated_sm90_kernel(
 
 def _launch(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, compile_only: bool = False) -> None:
     (m, k), n = x.shape, weight.shape[0] // 2
-    out_desc = TensorDescriptor.from_tensor(out, [pipeline.BLOCK_M // 2, pipeline.BLOCK_N // 2], pipeline.SWIZZLED)
+    out_desc = described(TensorDescriptor, out, (pipeline.BLOCK_M // 2, pipeline.BLOCK_N // 2), pipeline.SWIZZLED)
     arguments = (
         pipeline.plain(x, pipeline.BLOCK_M // 2), pipeline.plain(weight, pipeline.BLOCK_N // 2), out_desc, m, n, k
     )  # fmt: skip

@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
@@ -32,7 +31,7 @@ from quire.kernels.gemm.triton.codes import KINDS, arguments, by_two
 from quire.kernels.gemm.triton.skinny_registers import _mma, _results, _widened
 from quire.kernels.moe.inside import Gate, Inside
 from quire.kernels.moe.triton.code_inside import gated, squared
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 
 class Plan(NamedTuple):
@@ -376,7 +375,7 @@ def _launch(
     pdl = has_pdl(x.device)
     outputs = how.lines // 2 if gated and not gate.squared else how.lines
     words = codes.view(torch.int32) if weight.kind in NIBBLES else codes
-    _code_direct_kernel[(triton.cdiv(n, outputs), rows)](
+    _code_direct_kernel[(cdiv(n, outputs), rows)](
         x, words, scale, zero, outer, table, x if bias is None else bias, gain, experts, shares, out,
         x.stride(0), codes.stride(1) * codes.element_size() // 16, scale.shape[2], out.stride(0), eps, N=n,
         K=weight.columns, TOP_K=experts.shape[1], OUTPUTS=outputs, DEPTH=how.depth, KIND=KINDS[weight.kind],

@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
@@ -44,7 +43,7 @@ from quire.kernels.moe.inside import Gate
 from quire.kernels.moe.tiling import Tiling
 from quire.kernels.moe.triton.code_inside import gated, squared
 from quire.kernels.moe.triton.plan import HEIGHTS
-from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launch import cdiv, has_pdl, num_processors
 from quire.kernels.triton.launches import launch
 
 REGISTERS = {1: (232, 40, None), 2: (104, 24, 80)}  # by programs on a processor: a consumer's, a producer's, the mean
@@ -299,7 +298,7 @@ def product(
     scale, on_one = by_two(weight), programs(weight, rows)
     pdl, nibbles = has_pdl(x.device), weight.kind in NIBBLES
     consumer, producer, mean = REGISTERS[on_one]
-    grid = (min(most * triton.cdiv(n, step), on_one * num_processors(x.device)),)
+    grid = (min(most * cdiv(n, step), on_one * num_processors(x.device)),)
     run = partial(_code_tiles_kernel.warmup, grid=grid) if compile_only else partial(launch, _code_tiles_kernel, grid)
     run(
         TensorDescriptor.from_tensor(x, [rows, HALF], SWIZZLED), _described(weight), scale, zero, outer, table,

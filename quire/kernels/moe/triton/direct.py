@@ -14,7 +14,7 @@ import triton.language as tl
 from quire.kernels.moe.inside import Inside, Shared
 from quire.kernels.moe.triton.inside import gated, squared
 from quire.kernels.moe.triton.plan import Direct
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 
 
 @triton.jit
@@ -216,7 +216,7 @@ def add_experts(
     out = torch.empty((tokens, k), dtype=x.dtype, device=x.device) if residual is None else residual
     pdl = has_pdl(x.device)
     options = {"SCALED": scales is not None, "PDL": pdl, "launch_pdl": pdl}
-    _direct_gate_up_kernel[(triton.cdiv(n, config.outputs), tokens * (top_k + count))](
+    _direct_gate_up_kernel[(cdiv(n, config.outputs), tokens * (top_k + count))](
         x, gate_up if norm is None else norm[0], gate_up, gate_up if scales is None else scales[0],
         gate_up if first is None else first, experts, inner, beside.gate_up,
         gate_up if beside.scales is None else beside.scales[0], gate_up if opens is None else opens, x.stride(0),
@@ -225,7 +225,7 @@ def add_experts(
         NORM=norm is not None, BIAS=first is not None, ALPHA=gate.alpha, LIMIT=gate.limit, SHIFT=gate.shift,
         SQUARED=gate.squared, num_warps=config.warps, **options,
     )  # fmt: skip
-    _direct_down_kernel[(triton.cdiv(k, config.down_outputs), tokens)](
+    _direct_down_kernel[(cdiv(k, config.down_outputs), tokens)](
         inner, down, down if scales is None else scales[1], down if second is None else second, experts, weights,
         out, beside.down, down if beside.scales is None else beside.scales[1], out.stride(0), N=k, K=n,
         TOP_K=top_k, TOP_BLOCK=next_power_of_2(top_k), SHARED=count, OUTPUTS=config.down_outputs,

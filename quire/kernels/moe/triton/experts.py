@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-import triton
 
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.elementwise.norm import rms_norm
@@ -18,7 +17,7 @@ from quire.kernels.moe.tiling import Tiling
 from quire.kernels.moe.triton import direct
 from quire.kernels.moe.triton.grouped import GroupedInside, combine, compile_once, grouped
 from quire.kernels.moe.triton.plan import apart, of_rows
-from quire.kernels.triton.launch import has_gluon_sm90
+from quire.kernels.triton.launch import cdiv, has_gluon_sm90
 
 
 @cache
@@ -122,7 +121,7 @@ def _narrow(
     bulk = _has_copy_engine(down.device) and hidden % 16 == inner_size % 16 == 0
     inner = Fp8Rows(
         torch.empty((choices, inner_size), dtype=down.dtype, device=down.device),
-        torch.empty((choices, triton.cdiv(inner_size, how.gate_up.block_n)), dtype=torch.float32, device=down.device),
+        torch.empty((choices, cdiv(inner_size, how.gate_up.block_n)), dtype=torch.float32, device=down.device),
     )
     opened = GroupedInside(inside.gate_up_bias, inside.gate, x.scale, inner.scale)
     first = (x.values, gate_up, scales[0], None, inner.values, tiling, top_k, opened)

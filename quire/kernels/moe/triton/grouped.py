@@ -23,7 +23,8 @@ from quire.kernels.moe.inside import Gate
 from quire.kernels.moe.tiling import Tiling
 from quire.kernels.moe.triton.inside import gated, squared
 from quire.kernels.moe.triton.plan import HEIGHTS, Tiles, of_rows
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.descriptors import described
+from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 from quire.kernels.triton.launches import launch
 
 
@@ -220,10 +221,10 @@ def grouped(
     unit = inside.unit or config.block_k  # columns that the copy engine fetches at a time
     weight_desc, x_desc = weight, x
     if bulk:
-        weight_desc = TensorDescriptor.from_tensor(weight.view(experts * lines, k), [config.block_n, unit])
+        weight_desc = described(TensorDescriptor, weight.view(experts * lines, k), (config.block_n, unit))
     if bulk and not gated:
-        x_desc = TensorDescriptor.from_tensor(x, [config.rows, unit])
-    grid = (triton.cdiv(n, config.block_n), most)
+        x_desc = described(TensorDescriptor, x, (config.rows, unit))
+    grid = (cdiv(n, config.block_n), most)
     run = partial(_grouped_kernel.warmup, grid=grid) if compile_only else partial(launch, _grouped_kernel, grid)
     run(
         x, x_desc, weight if inside.x_scale is None else inside.x_scale, weight, weight_desc,
@@ -273,7 +274,7 @@ def combine(parts: torch.Tensor, experts: torch.Tensor, residual: torch.Tensor |
     n = parts.shape[1]
     out = torch.empty((tokens, n), dtype=parts.dtype, device=parts.device) if residual is None else residual
     pdl = has_pdl(parts.device)
-    launch(_combine_kernel, (tokens, triton.cdiv(n, COMBINED)),
+    launch(_combine_kernel, (tokens, cdiv(n, COMBINED)),
         parts, experts, out, out.stride(0), N=n, TOP_K=top_k, TOP_BLOCK=next_power_of_2(top_k), BLOCK=COMBINED,
         ADD=residual is not None, PDL=pdl, launch_pdl=pdl, num_warps=4,
     )  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -28,7 +27,7 @@ from quire.kernels.gemm.triton.pipeline_sm90 import (
     row_layout,
 )
 from quire.kernels.moe.tiling import Tiling
-from quire.kernels.triton.launch import has_pdl, num_processors
+from quire.kernels.triton.launch import cdiv, has_pdl, num_processors
 from quire.kernels.triton.launches import launch
 
 ROWS = pipeline.BLOCK_M  # of a tile
@@ -148,7 +147,7 @@ def down(
     most = tiling.tiles.shape[1]
     pdl = has_pdl(x.device)
     options = {name: value for name, value in pipeline.OPTIONS.items() if name != "GROUP_M"}
-    grid = (min(most * triton.cdiv(n, 2 * half_n), num_processors(x.device)),)
+    grid = (min(most * cdiv(n, 2 * half_n), num_processors(x.device)),)
     run = partial(_down_sm90_kernel.warmup, grid=grid) if compile_only else partial(launch, _down_sm90_kernel, grid)
     run(
         pipeline.plain(x, pipeline.BLOCK_M // 2), pipeline.interleaved(weight.view(experts * n, k)),

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from quire.kernels.moe.tiling import Tiling
-from quire.kernels.triton.launch import has_pdl
+from quire.kernels.triton.launch import cdiv, has_pdl
 
 COPIED = 1024  # columns of a row that a program copies
 
@@ -39,7 +39,7 @@ def in_order(x: torch.Tensor, tiling: Tiling, top_k: int) -> torch.Tensor:
     order, tiles, rows = tiling
     k, pdl = x.shape[1], has_pdl(x.device)
     out = torch.empty((len(order), k), dtype=x.dtype, device=x.device)
-    _in_order_kernel[(tiles.shape[1], rows, triton.cdiv(k, COPIED))](
+    _in_order_kernel[(tiles.shape[1], rows, cdiv(k, COPIED))](
         x, out, order, tiles, tiles.shape[1], x.stride(0), K=k, TOP_K=top_k, BLOCK=COPIED, PDL=pdl,
         launch_pdl=pdl, num_warps=4,
     )  # fmt: skip

@@ -16,7 +16,7 @@ import triton.language as tl
 from quire.kernels.moe.routes import Here, Live, Routes, Rule
 from quire.kernels.moe.tiling import Tiling, most_tiles
 from quire.kernels.moe.triton.plan import plan
-from quire.kernels.triton.launch import has_pdl, next_power_of_2
+from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 from quire.kernels.triton.launches import launch
 
 _MANY = 2048  # tokens, from which on a warp has several
@@ -284,7 +284,7 @@ def route(
     if tokens:
         block, warps = (1 if tokens < _MANY else 4, 1) if counted is None else (_COUNTED, 8)
         pdl = has_pdl(device)
-        launch(_choose_kernel, (triton.cdiv(tokens, block),),
+        launch(_choose_kernel, (cdiv(tokens, block),),
             logits, logits if bias is None else bias, experts if live is None else live.slots,
             *((experts, experts, experts) if here is None else here[:3]), experts, weights,
             *(counted or (experts, experts)), tokens, 0 if live is None else live.first, rule.scale, rule.least_sum,
@@ -313,7 +313,7 @@ def _counters(chosen: torch.Tensor, experts: int, slots: int) -> tuple[torch.Ten
     """For what `_count` says: of each choice, and of each of its programs and each slot; None: nobody counts."""
     if len(chosen) < _COUNTED_FROM or experts > _COUNTED_EXPERTS:
         return None
-    counts = torch.empty((triton.cdiv(len(chosen), _COUNTED), slots), dtype=torch.int32, device=chosen.device)
+    counts = torch.empty((cdiv(len(chosen), _COUNTED), slots), dtype=torch.int32, device=chosen.device)
     return torch.empty_like(chosen), counts
 
 
@@ -325,7 +325,7 @@ def _ordered_as_counted(routes: Routes, earlier: torch.Tensor, counts: torch.Ten
     most = tiles.shape[1]
     pdl = has_pdl(device)
     together = max(_FEW // next_power_of_2(each), 1)
-    programs = max(triton.cdiv(counters, together), triton.cdiv(most, _TILES))
+    programs = max(cdiv(counters, together), cdiv(most, _TILES))
     launch(_order_counted_kernel, (programs,),
         chosen, earlier, counts, order, tiles, choices, counters, most, rows, EXPERTS=experts,
         COLUMNS=next_power_of_2(experts), CHOICES=each, COUNTERS=together, SPAN=next_power_of_2(together * each),
@@ -346,7 +346,7 @@ def _ordered(routes: Routes, experts: int, rows: int) -> Routes:
     pdl = has_pdl(device)
     at_once = choices <= _AT_ONCE
     chunk = (_FEW if choices <= _FEW else _AT_ONCE) if at_once else 4 * _FEW
-    chunks = triton.cdiv(choices, chunk)
+    chunks = cdiv(choices, chunk)
     shape = {
         "EXPERTS": experts, "BINS": next_power_of_2(experts + 1), "CHUNK": chunk, "PDL": pdl, "launch_pdl": pdl,
         "num_warps": 4 if at_once else 8,

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.kernels.triton.launch import cdiv
+
 _WORDS = 128  # of a row's mask, that a program looks at together
 
 
@@ -23,7 +25,7 @@ def _bitmask_kernel(logits, rows, bits, stride, vocab, num_words, WORDS: tl.cons
 def apply_bitmask(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
     lines, num_words = bits.shape
     if lines:
-        grid = (triton.cdiv(num_words, _WORDS), lines)
+        grid = (cdiv(num_words, _WORDS), lines)
         _bitmask_kernel[grid](
             logits, rows, bits, logits.stride(0), logits.shape[1], num_words, WORDS=_WORDS, num_warps=8
         )

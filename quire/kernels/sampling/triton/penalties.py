@@ -8,6 +8,7 @@ import triton.language as tl
 
 from quire.kernels.sampling.state import Column, History, Scratch
 from quire.kernels.sampling.triton.draw import load_float
+from quire.kernels.triton.launch import cdiv
 
 _WIDTH = tl.constexpr(len(Column))
 _NUM_PROMPT = tl.constexpr(int(Column.NUM_PROMPT))
@@ -111,7 +112,7 @@ def penalize(
     scratch: Scratch,
 ) -> None:
     rows, vocab = logits.shape
-    grid = (min(triton.cdiv(history.max_len, _TOKENS), _PROGRAMS), rows)
+    grid = (min(cdiv(history.max_len, _TOKENS), _PROGRAMS), rows)
     paged = (history.token_of_slot, history.block_table, scratch.counts)
     max_blocks = history.block_table.shape[1]
     shape = {"BLOCK_SIZE": history.block_size, "TOKENS": _TOKENS}
