@@ -16,6 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
 import triton.language as tl  # noqa: E402
+from triton import knobs  # noqa: E402
 from triton.runtime import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
@@ -33,6 +34,7 @@ class RecordingDriver(CountingDriver):
     def __init__(self) -> None:
         super().__init__()
         self.launched: list[Any] = []
+        self.told: tuple[Any, ...] = ()  # who is to hear of the last launch
         self.utils.load_binary = lambda name, kernel, *_: (name, hash(kernel), 0, 0, 1024)
 
     def get_current_stream(self, _: int) -> int:
@@ -42,7 +44,7 @@ class RecordingDriver(CountingDriver):
         signature, constants = tuple(src.signature.items()), repr(sorted(src.constants.items()))
 
         def launcher(x: int, y: int, z: int, stream: int, function: Any, packed: Any, *rest: Any) -> None:
-            arguments = tuple(map(shown, rest[3:]))
+            self.told, arguments = rest[1:3], tuple(map(shown, rest[3:]))
             self.launched.append(
                 (
                     src.fn.__name__,
@@ -153,6 +155,23 @@ def test_triton_looks_at_each_kind_once(
         launch(scaled, (rows,), *given(torch.float32, rows, 16, 0), rows, 16, 0.5, SQUARED=True, BLOCK=64)
     assert len(looks) == 1
     assert len(recording.launched) == 4
+
+
+def test_who_asks_to_be_told_of_launches_is(recording: RecordingDriver, scaled: Any) -> None:
+    def again() -> tuple[Any, ...]:
+        launch(scaled, (2,), *given(torch.float32, 2, 16, 0), 2, 16, 1.0, SQUARED=True, BLOCK=64)
+        return recording.told
+
+    again()
+    assert again() == (None, None)
+    for hooks in (knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook):
+        hooks.add(print)
+        try:
+            assert hooks in again()
+        finally:
+            hooks.remove(print)
+    assert again() == (None, None)
+    assert len(recording.launched) == 5
 
 
 def test_while_launches_are_rehearsed_triton_has_them_all(
