@@ -36,30 +36,31 @@ def reduce_add_norm(
     """`reduce_add`, and what an RMS norm, (weight [n], eps), makes of the sum: [m, n]. None: that is left to whoever
     reads it."""
     peers, rows = group.peers, len(partial)
-    under_way = group.under_way is not None and group.under_way.holds(residual)
-    if under_way or peers is None or not rows or not _goes_at_once(rows, residual, peers):
+    if peers is None or not _goes_at_once(residual, group, peers):
         _reduce_add(partial if isinstance(partial, torch.Tensor) else partial.sum(), residual, group)
         return None
     from quire.kernels.triton import across_ranks
 
     layout = peers.layout
     twice = rows > layout.once_rows
-    inside = norm if rows > _FEW_ROWS and (twice or layout.words <= _WHOLE_ROWS) else None
-    if inside is not None and inside[0].dtype != residual.dtype:
-        inside = None
+    is_inside = norm is not None and norm[0].dtype == residual.dtype and rows > _FEW_ROWS
+    is_inside = is_inside and (twice or layout.words <= _WHOLE_ROWS)
     reduce = across_ranks.reduce_twice if twice else across_ranks.reduce_once
-    made = reduce(partial, residual, peers, inside)
-    return None if inside is None else made
+    made = reduce(partial, residual, peers, norm if is_inside else None)
+    return made if is_inside else None
 
 
-def _goes_at_once(rows: int, residual: torch.Tensor, peers: PeerMemory) -> bool:
-    """Whether one launch of ours adds up so many rows."""
-    layout = peers.layout
-    return _is_as_wide(residual, peers) and rows <= (layout.twice_rows if layout.goes_twice else layout.once_rows)
+def _goes_at_once(residual: torch.Tensor, group: Group, peers: PeerMemory) -> bool:
+    """Whether one launch of ours makes the sum of so many rows."""
+    layout, rows = peers.layout, len(residual)
+    if group.under_way is not None and group.under_way.holds(residual):
+        return False
+    most = layout.twice_rows if layout.goes_twice else layout.once_rows
+    return 0 < rows <= most and _is_as_wide(residual, peers)
 
 
 def _reduce_add(partial: torch.Tensor, residual: torch.Tensor, group: Group) -> None:
-    """In several messages, or by others."""
+    """In pieces that are under way, in several messages, or by the library."""
     if group.under_way is not None and group.under_way.holds(residual):
         group.under_way.begin(partial, residual)
         return

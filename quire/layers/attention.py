@@ -208,7 +208,7 @@ class Attention(SelfAttention):
     def add(self, x: torch.Tensor, norm: Norm | None, residual: torch.Tensor | None, ctx: StepContext) -> torch.Tensor:
         """`residual += attention(norm(x))` in place; without a residual, attention(norm(x)).
 
-        Rows whose sums are under way attend a piece at a time: while one's goes out, there are three products and
+        Rows whose sums are under way attend a piece at a time: while one's goes out, there are two products and
         attention of the next to do.
         """
         cache, place, group = self._place(ctx)

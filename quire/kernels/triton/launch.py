@@ -63,7 +63,7 @@ def shared_bytes(device: torch.device) -> int:
 
 
 def cdiv(value: int, unit: int) -> int:
-    """How many units hold so much. Triton's own takes as long as half a launch."""
+    """How many units hold so much. Triton's own is a function of its compiler, which takes microseconds to call."""
     return -(-value // unit)
 
 
