@@ -33,6 +33,7 @@ from quire.foundation.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).parent.parent / "demo_model"
 BIG_GPU_BYTES, LARGE_GPU_BYTES = 70 * 1024**3, 120 * 1024**3
+MOST_NUMBERS = 1 << 27  # of the residual stream, of a step that is larger because ranks share it
 STAGES_TOKENS = 4096  # of a step: a stage computes a chunk of a prompt while the next one has the chunk before
 Part = Literal["all", "tokenizer", "config"]
 _DRAFTS = "or leave speculative_config out; ranks of tensor_parallel_size may draft"
@@ -134,8 +135,11 @@ def _step_sizes(
     memory = 0 if device != "cuda" else _gpu_bytes() if hardware is None else hardware.total
     copies, big = config.runtime.prefill_context_parallel_size, memory >= BIG_GPU_BYTES
     usual = 2048 if runs_on_cpu(device) else (8192 if serving else 16384) if big else 4096
-    if memory >= LARGE_GPU_BYTES and not serving and copies == 1 and expert_keys(info):
-        usual = 32768  # the more tokens, the fewer of an expert's tiles are half empty
+    if memory >= LARGE_GPU_BYTES and not serving and copies == 1:
+        if expert_keys(info):
+            usual = 32768  # the more tokens, the fewer of an expert's tiles are half empty
+        if config.runtime.tensor_parallel_size > 1:  # the more, the more of the ranks' sums are under way
+            usual = max(usual, min(2 * usual, MOST_NUMBERS // (info.hidden_size or 8192) // 1024 * 1024))
     if config.runtime.pipeline_parallel_size > 1:
         usual = min(usual, STAGES_TOKENS)
     seqs = config.schedule.max_num_seqs or (64 if runs_on_cpu(device) else 1024 if big else 256)

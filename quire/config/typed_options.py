@@ -98,8 +98,9 @@ class EngineOptions(TypedDict, total=False):
     """Most requests in one step (seats). None: 1024 on a GPU with 70 GiB or more, else 256; 64 on a CPU."""
     max_num_batched_tokens: int | None
     """Most tokens in one step. None: 16384 on a GPU with 70 GiB or more, 32768 of a mixture of experts with 120
-    GiB, but 8192 to serve; else, and in stages (pipeline_parallel_size), 4096; 2048 on a CPU; as many times as
-    there are copies (prefill_context_parallel_size)."""
+    GiB, there up to twice as many where ranks share a step (tensor_parallel_size) and its rows then have no more
+    than 2^27 numbers, but 8192 to serve; else, and in stages (pipeline_parallel_size), 4096; 2048 on a CPU; as many
+    times as there are copies (prefill_context_parallel_size)."""
     max_prefill_chunk: int
     """Most prompt tokens one request may bring to one step; 0: no limit but the token budget."""
     scheduling_policy: Literal["fcfs", "priority"]

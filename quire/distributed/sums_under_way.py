@@ -28,8 +28,10 @@ Add = Callable[[int, int, int, int, int], None]
 own, and the parts of the others."""
 MakeAdd = Callable[[torch.dtype, int, int, int, torch.device], Add | None]
 """f(dtype, stride, rank, size, device): numbers of rank r begin r * stride behind `parts`. None: no kernels run yet."""
-MOST_PIECES = 3  # of a step: two leave more of a sum over four ranks to be waited for, four are more to launch
-LEAST_OPERATIONS = 8.5e11  # of a piece in a layer, 1.4 ms: the host must keep up, which needs some 1.2 to launch one
+MOST_PIECES = 2  # of a step: while one's sum is on its way the other's products and attention run
+LEAST_OPERATIONS = 8.5e11  # of a piece in a layer, 1.3 ms: the host must keep up, which needs some 1.2 to launch one
+OPERATIONS_A_BYTE = 1750  # that a product does while links carry one: 650 TFLOP/s, 370 GB/s
+_SUMS = 2  # of a layer
 _EVEN = 256  # rows, of whose multiples pieces are: tiles of products
 _PLACES = 3  # pieces on their way to a rank at a time
 _ALIGNED = 256
@@ -54,8 +56,9 @@ class Steps:
 
     @property
     def fewest_rows(self) -> int:
-        """Of a piece."""
-        return int(LEAST_OPERATIONS / self.operations) + 1
+        """Of a piece. Sums count for what they would take if nothing hid them."""
+        sums = _SUMS * self.row_bytes * 2 * (self.size - 1) / self.size
+        return int(LEAST_OPERATIONS / (self.operations + sums * OPERATIONS_A_BYTE)) + 1
 
     def piece_rows(self, rows: int) -> int:
         """Of every piece but the last of a step; `rows`: it has one piece, and nothing would be under way."""

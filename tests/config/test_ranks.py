@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.config.engine import EngineConfig
+from quire.config.hardware import Hardware
 from quire.config.model_info import ModelInfo
 from quire.config.parallel import ranks
 from quire.config.resolve import resolve
@@ -111,6 +112,22 @@ def test_steps_grow_with_the_copies() -> None:
             )
             sizes[copies, given] = resolve(config).max_num_batched_tokens
     assert sizes == {(1, None): 2048, (3, None): 3 * 2048, (1, 100): 100, (3, 100): 100}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "hidden", "gib", "serving", "most"),
+    [
+        (1, 64, 140, False, 16384), (2, 64, 140, False, 32768), (2, 64, 140, True, 8192), (2, 64, 80, False, 16384),
+        (2, 5120, 140, False, 25 * 1024), (2, 8192, 140, False, 16384),
+    ],
+)  # fmt: skip
+def test_steps_that_ranks_share_are_larger(ranks: int, hidden: int, gib: int, serving: bool, most: int) -> None:
+    memory = gib * 1024**3
+    hardware = Hardware(device="cuda", name="a GPU", total=memory, free=memory, count=ranks)
+    config = EngineConfig.from_flat(
+        device="cuda", tensor_parallel_size=ranks, hf_overrides={"hidden_size": hidden, "head_dim": 16}
+    )
+    assert resolve(config, serving=serving, hardware=hardware).max_num_batched_tokens == most
 
 
 @pytest.mark.parametrize("option", ["max_num_batched_tokens", "max_prefill_chunk"])

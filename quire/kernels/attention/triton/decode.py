@@ -251,6 +251,9 @@ MANY_ROWS = {64: 3.5, 128: 48, 256: 0.9}
 FEW_ROWS = {64: 2.0, 128: 0.75}  # up to which fewer shares, of tiles twice as long, are to be added up
 LONG_TILES_BYTES = 128 * 1024  # of shared memory, where three of these are on their way
 TWO_WARPS = 16 * 256  # sums, which they have registers for
+# As many nearly fill the four programs that run at once on a processor. Cut a little, some begin when the others end,
+# with as much to do: so they are cut into about twice as many, and what is left for the end is short.
+ONE_ROUND = (2.3, 3.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +263,7 @@ class Shape:
     tokens: int  # a tile
     warps: int
     stages: int
-    programs: int  # a processor gets if rows are few
+    programs: int  # a processor gets if rows are not many
     min_tiles: int  # of a share
     lines: int  # fetched at once when shares are merged
 
@@ -276,7 +279,8 @@ def shape(head_dim: int, element_size: int, lines: int, rows: float, shared: int
         return Shape(2 * tokens, 4, 3, 3, 1, 32)
     if width in MANY_ROWS and rows >= MANY_ROWS[width] and max(lines, 16) * width <= TWO_WARPS:
         return Shape(max(tokens // 2, 16), 2, 4 if width == 128 else 3, 3, 1, 32)
-    return Shape(tokens, 4, 3, 3, 1, 32)
+    is_one_round = element_size == 2 and width == 128 and ONE_ROUND[0] <= rows < ONE_ROUND[1]
+    return Shape(tokens, 4, 3, 6 if is_one_round else 3, 1, 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +321,7 @@ def workspace_elements(
     """float32 elements for `decode` of any number of rows up to `max_rows`: partial results, then counters. drafted:
     (rows, queries each) of the largest step with several queries."""
     group = num_heads // num_kv_heads
-    programs = shape(head_dim, 2, group, 0, 0).programs  # the most of all dtypes
+    programs = max(shape(head_dim, 2, group, rows, 0).programs for rows in (0, *ONE_ROUND))  # the most of all dtypes
     places = max_rows + budget(max_rows, num_kv_heads, processors, programs)
     if drafted[0]:
         places = max(places, drafted[1] * (drafted[0] + budget(drafted[0], num_kv_heads, processors, programs)))
