@@ -14,7 +14,7 @@ import torch
 from quire.distributed.group import Group
 from quire.distributed.peer_memory import PeerMemory
 from quire.distributed.sums_under_way import Add
-from quire.kernels.moe.summands import Summands
+from quire.kernels.summands import Summands
 
 # Among so many at most, where messages take one trip. 16 MiB with the residual: 49 µs, the library's sum and an
 # addition 93; among four, in two trips, 75 and 115 (`benchmarks.ranks`).
@@ -48,6 +48,11 @@ def reduce_add_norm(
     reduce = across_ranks.reduce_twice if twice else across_ranks.reduce_once
     made = reduce(partial, residual, peers, norm if is_inside else None)
     return made if is_inside else None
+
+
+def takes_summands(residual: torch.Tensor, group: Group) -> bool:
+    """Whether a sum with these rows adds up what a rank has of them on its way; else that takes a pass of its own."""
+    return group.peers is not None and _goes_at_once(residual, group, group.peers)
 
 
 def _goes_at_once(residual: torch.Tensor, group: Group, peers: PeerMemory) -> bool:

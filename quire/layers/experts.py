@@ -26,7 +26,7 @@ from quire.kernels.moe.inside import Gate as Gate  # for families
 from quire.kernels.moe.router import router_logits
 from quire.kernels.moe.routing import Here, Live, Routes, route
 from quire.kernels.moe.routing import Rule as Rule  # for families
-from quire.kernels.moe.summands import Summands
+from quire.kernels.summands import Summands
 from quire.layers.attention import SelfAttention
 from quire.layers.block import DecoderLayer, OuterNormLayer
 from quire.layers.linear import Linear

@@ -13,6 +13,7 @@ from torch import nn
 from quire.distributed.group import Group
 from quire.distributed.topology import ALONE, Share, Topology
 from quire.foundation.errors import ConfigError
+from quire.kernels.across_ranks import takes_summands
 from quire.kernels.attention.rope import qk_norm_rope_write
 from quire.kernels.elementwise.norm import rms_norm
 from quire.layers.low_rank import LowRank, Shrunk
@@ -476,6 +477,10 @@ class Linear(nn.Module):
                 assert isinstance(partial, torch.Tensor)
                 under_way.begin(partial, rows)
             return residual
+        if residual is not None and takes_summands(residual, self.group):
+            summands = self.matrix.summands(x, norm)
+            if summands is not None:
+                return add_over_ranks(summands, residual, self.group, self.next)
         own = torch.empty_like(residual) if residual is not None and residual.is_cuda else None
         partial = self.matrix.linear(x, norm=norm, out=own)
         assert isinstance(partial, torch.Tensor)

@@ -13,7 +13,7 @@ from quire.distributed.group import Group
 from quire.distributed.topology import Topology
 from quire.kernels.across_ranks import reduce_add, reduce_add_norm
 from quire.kernels.elementwise.norm import add_rms_norm, layer_norm, rms_norm
-from quire.kernels.moe.summands import Summands
+from quire.kernels.summands import Summands
 from quire.layers.cuts import Cut, cut_parameter, own_targets, square_sums
 from quire.layers.targets import Staged, Staging, Target
 from quire.quantization.base import Spec

@@ -28,7 +28,7 @@ from quire.kernels.gemm.linear import linear
 from quire.kernels.moe.experts import add_each
 from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
-from quire.kernels.moe.summands import Summands
+from quire.kernels.summands import Summands
 
 if TYPE_CHECKING:
     from quire.kernels.attention.rope import QkvTarget
@@ -119,6 +119,10 @@ class Matrix(ABC):
             x, self.dense(x.dtype), self.bias,
             norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out,
         )  # fmt: skip
+
+    def summands(self, x: Rows, norm: Norm | None) -> Summands | None:  # noqa: ARG002 (for those who can)
+        """`linear` as what a sum over ranks adds up on its way, where that is faster; None: it is not."""
+        return None
 
     def qkv_rope_write(self, x: torch.Tensor, norm: Norm | None, place: QkvTarget) -> torch.Tensor:
         """x [tokens, k] → rotated q [tokens, num_heads, head_dim]; k and v go to the cache.

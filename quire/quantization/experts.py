@@ -9,7 +9,7 @@ from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows
 from quire.kernels.moe.experts import add_experts
 from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
-from quire.kernels.moe.summands import Summands
+from quire.kernels.summands import Summands
 from quire.quantization.base import ExpertMatrices, Matrix, Norm
 
 

@@ -19,7 +19,7 @@ from quire.kernels.gemm.fp8_linear import Fp8Rows
 from quire.kernels.moe import coded_experts
 from quire.kernels.moe.inside import USUAL, Inside
 from quire.kernels.moe.routes import Routes
-from quire.kernels.moe.summands import Summands
+from quire.kernels.summands import Summands
 from quire.quantization.base import (
     ALL_ROWS,
     EachExpert,

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.kernels.attention.qkv import qkv_rope_write
+from quire.kernels.gemm import halves
 from quire.kernels.gemm.linear import linear
+from quire.kernels.summands import Summands
 from quire.quantization.base import (
     ALL_ROWS,
     ExpertMatrices,
@@ -56,6 +58,12 @@ class PlainMatrix(Matrix):
         return linear(
             x, self.weight, self.bias, norm=norm, gated=gated, residual=residual, out_dtype=out_dtype, out=out
         )
+
+    def summands(self, x: Rows, norm: Norm | None) -> Summands | None:
+        assert isinstance(x, torch.Tensor)
+        if norm is not None or self.bias is not None or not halves.pays(x, self.weight):
+            return None
+        return halves.linear(x, self.weight)
 
     def qkv_rope_write(self, x: torch.Tensor, norm: Norm | None, place: QkvTarget) -> torch.Tensor:
         return qkv_rope_write(x, self.weight, self.bias, norm, place)

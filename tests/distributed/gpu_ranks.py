@@ -22,11 +22,11 @@ from quire.kernels.across_ranks import (
     reduce_add_reference,
 )
 from quire.kernels.elementwise.norm import rms_norm
-from quire.kernels.moe.summands import Summands
 from quire.kernels.sampling.apart import draw_apart
 from quire.kernels.sampling.draws import floats, uniform
 from quire.kernels.sampling.sampling import sample
 from quire.kernels.sampling.state import Column, Scratch, Stats
+from quire.kernels.summands import Summands
 from quire.platforms import select_platform
 from quire.types.ranks import Rank
 from tests.sampling.rows import columns
@@ -53,7 +53,8 @@ def check_sums(group: Group, dtype: torch.dtype, hidden: int = HIDDEN) -> list[t
         found.append(ours)
         gain = torch.randn(hidden, generator=generator).to(group.device, dtype)
         choices = some_summands(rows, hidden, dtype, generator, group)
-        for partial in (parts[group.topology.rank].to(group.device), choices):
+        halves = Summands(choices.parts[:, :2].contiguous())
+        for partial in (parts[group.topology.rank].to(group.device), choices, halves):
             theirs, plain = residual.to(group.device), residual.to(group.device)
             whole = partial.clone() if isinstance(partial, torch.Tensor) else partial.sum()
             normed = reduce_add_norm(partial, theirs, (gain, 1e-5), group)
@@ -70,7 +71,7 @@ def check_sums(group: Group, dtype: torch.dtype, hidden: int = HIDDEN) -> list[t
 def some_summands(rows: int, hidden: int, dtype: torch.dtype, generator: torch.Generator, group: Group) -> Summands:
     """Two of three choices a row at most, of which the order makes no difference."""
     size, rank, device = group.topology.size, group.topology.rank, group.device
-    parts = [torch.randn(3 * rows, hidden, generator=generator).to(dtype) for _ in range(size)]
+    parts = [torch.randn(rows, 3, hidden, generator=generator).to(dtype) for _ in range(size)]
     experts = torch.randint(-1, 9, (size, rows, 3), generator=generator, dtype=torch.int32)
     experts[:, :, 1] = -1
     return Summands(parts[rank].to(device), experts[rank].to(device))

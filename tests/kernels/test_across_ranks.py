@@ -15,10 +15,10 @@ from quire.distributed.peer_memory import Layout, PeerMemory
 from quire.kernels.across_ranks import reduce_add_reference
 from quire.kernels.dispatch import INTERPRETED
 from quire.kernels.elementwise.norm import rms_norm_reference
-from quire.kernels.moe.summands import Summands
 from quire.kernels.sampling.apart import draw_apart, draw_apart_reference
 from quire.kernels.sampling.draws import floats
 from quire.kernels.sampling.state import Column, Stats
+from quire.kernels.summands import Summands
 from tests.effort import some
 from tests.kernels.peers import make_peers
 from tests.sampling.rows import columns
@@ -38,14 +38,16 @@ def check_normed(found: torch.Tensor, of: torch.Tensor, gain: torch.Tensor) -> N
 
 
 def summands_of(
-    rows: int, hidden: int, dtype: torch.dtype, generator: torch.Generator
+    rows: int, hidden: int, dtype: torch.dtype, generator: torch.Generator, *, all_there: bool = False
 ) -> tuple[Summands, torch.Tensor]:
-    """Of two choices a row at most, and their sums."""
-    parts = torch.randn(3 * rows, hidden, generator=generator).to(dtype)
+    """Of two choices a row, or at most so many of three, and their sums."""
+    parts = torch.randn(rows, 2 if all_there else 3, hidden, generator=generator).to(dtype)
+    if all_there:
+        return Summands(parts), parts.float().sum(1).to(dtype)
     experts = torch.full((rows, 3), -1, dtype=torch.int32)
     for row in range(rows):
         experts[row, torch.randperm(3, generator=generator)[: row % 3]] = 7
-    there = parts.float().view(rows, 3, hidden) * (experts >= 0)[:, :, None]
+    there = parts.float() * (experts >= 0)[:, :, None]
     return Summands(parts, experts), there.sum(1).to(dtype)
 
 
@@ -100,7 +102,7 @@ def test_whole_rows_are_normed_where_pieces_were_added_up(
     ranks = make_peers(tmp_path / "memory", Layout(2, hidden, dtype.itemsize, max_rows=8))
     gain = torch.randn(hidden).to(dtype)
     for use in range(5):
-        own, partial = summands_of(rows, hidden, dtype, generator)
+        own, partial = summands_of(rows, hidden, dtype, generator, all_there=use == 3)
         theirs, residual = (torch.randn(rows, hidden).to(dtype) for _ in range(2))
         wanted = reduce_add_reference([theirs, partial], residual)
         ranks[1].views["once"][use & 1, 0, :rows] = shown_bits(theirs)

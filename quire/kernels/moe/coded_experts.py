@@ -11,7 +11,7 @@ from quire.kernels.gemm.codes import BLOCK, Codes
 from quire.kernels.gemm.decode_gemm import has_gluon
 from quire.kernels.moe.inside import Inside
 from quire.kernels.moe.routes import Routes
-from quire.kernels.moe.summands import Summands
+from quire.kernels.summands import Summands
 
 
 def takes(x: torch.Tensor, routes: Routes, gate_up: Codes, down: Codes) -> bool:
@@ -65,7 +65,7 @@ def add_experts(
     from quire.kernels.moe.triton.grouped import combine
 
     parts = summands(x, routes, gate_up, down, norm, inside)
-    return combine(parts.parts, parts.experts, residual)
+    return combine(parts.parts.flatten(0, 1), experts, residual)
 
 
 def summands(
@@ -91,4 +91,4 @@ def summands(
     parts = torch.empty((tokens * top_k, hidden), dtype=x.dtype, device=x.device)
     tiles.compile_once(inner, down, second, weights, parts, tiling, None)
     tiles.product(inner, down, second, weights, parts, tiling, None)
-    return Summands(parts, experts)
+    return Summands(parts.view(tokens, top_k, hidden), experts)

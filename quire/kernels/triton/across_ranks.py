@@ -19,7 +19,7 @@ import triton.language as tl
 
 from quire.distributed.peer_memory import CHUNK, PeerMemory
 from quire.distributed.sums_under_way import Add
-from quire.kernels.moe.summands import Summands
+from quire.kernels.summands import Summands
 from quire.kernels.triton.launch import cdiv, has_pdl, next_power_of_2
 from quire.kernels.triton.launches import launch
 
@@ -138,10 +138,13 @@ def _scaled(row, scale, gain, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _chosen(experts_ptr, row, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr):
+def _chosen(experts_ptr, row, TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, ALL: tl.constexpr):
     """Which of the choices of a row have parts, as `Summands` says; written long before the parts are."""
     place = tl.arange(0, TOP_BLOCK)
-    return tl.load(experts_ptr + row * TOP_K + place, place < TOP_K, -1) >= 0
+    chosen = place < TOP_K
+    if not ALL:
+        chosen = tl.load(experts_ptr + row * TOP_K + place, chosen, -1) >= 0
+    return chosen
 
 
 @triton.jit
@@ -160,8 +163,8 @@ def _own(partial_ptr, row, at, there, chosen, words, TYPE: tl.constexpr, TOP_K: 
 def _reduce_once_kernel(
     partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, experts_ptr, gain_ptr, normed_ptr, words, width, eps,
     RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, NORM: tl.constexpr, PIECES: tl.constexpr, MOST: tl.constexpr,
-    PDL: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, ALL: tl.constexpr, NORM: tl.constexpr, PIECES: tl.constexpr,
+    MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Every rank sends its part of a row to all, itself too, and adds up what comes.
 
@@ -176,7 +179,7 @@ def _reduce_once_kernel(
     mine = theirs[SIZE - 1]
     chosen = there
     if TOP_K > 0:
-        chosen = _chosen(experts_ptr, row, TOP_K, TOP_BLOCK)
+        chosen = _chosen(experts_ptr, row, TOP_K, TOP_BLOCK, ALL)
     if NORM:  # written long ago: read ahead of the wait
         gain = tl.load(gain_ptr + at, there, 0)
     if PDL:
@@ -206,8 +209,8 @@ def _reduce_once_kernel(
 def _reduce_twice_kernel(
     partial_ptr, residual_ptr, peers_ptr, uses_ptr, typed_ptr, experts_ptr, gain_ptr, normed_ptr, words, width, eps,
     squares_at, RANK: tl.constexpr, SIZE: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-    TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, NORM: tl.constexpr, PIECES: tl.constexpr, MOST: tl.constexpr,
-    PDL: tl.constexpr,
+    TOP_K: tl.constexpr, TOP_BLOCK: tl.constexpr, ALL: tl.constexpr, NORM: tl.constexpr, PIECES: tl.constexpr,
+    MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Each row has a rank that adds it up and sends the sum to all, itself too. Parts and sums have places of their
     own, for each rank's rows.
@@ -226,7 +229,7 @@ def _reduce_twice_kernel(
     owners = address(peers_ptr + owner, tl.int32)
     chosen = there
     if TOP_K > 0:
-        chosen = _chosen(experts_ptr, row, TOP_K, TOP_BLOCK)
+        chosen = _chosen(experts_ptr, row, TOP_K, TOP_BLOCK, ALL)
     if NORM:  # written long ago: read ahead of the wait
         gain = tl.load(gain_ptr + at, there, 0)
     if PDL:
@@ -376,19 +379,21 @@ def _reduce(
 ) -> torch.Tensor:
     layout, topology, pdl = peers.layout, peers.topology, has_pdl(peers.device)
     trips = "twice" if places else "once"
-    own, experts, top_k = partial, residual, 0
+    own, experts, top_k = partial, None, 0
     if isinstance(partial, Summands):
-        own, experts, top_k = partial.parts, partial.experts, partial.experts.shape[1]
+        own, experts, top_k = partial.parts, partial.experts, partial.parts.shape[1]
     weight, eps = (residual, 0.0) if norm is None else norm
     normed = residual if norm is None else torch.empty_like(residual)
     width = layout.words if norm is not None and not places else -(-layout.words // layout.pieces // 16) * 16
     block = next_power_of_2(width)
     launch(kernel, grid,
-        own.view(torch.int32), residual.view(torch.int32), peers.bases[trips], peers.uses[trips], residual, experts,
-        weight.view(torch.int32), normed.view(torch.int32), layout.words, width, eps, *places,
+        own.view(torch.int32), residual.view(torch.int32), peers.bases[trips], peers.uses[trips], residual,
+        residual if experts is None else experts, weight.view(torch.int32), normed.view(torch.int32), layout.words,
+        width, eps, *places,
         RANK=topology.rank, SIZE=topology.size, SLOTS=next_power_of_2(topology.size), ROWS=peers.views[trips].shape[-2],
-        BLOCK=block, TOP_K=top_k, TOP_BLOCK=next_power_of_2(max(top_k, 1)), NORM=norm is not None, PIECES=layout.pieces,
-        MOST=next_power_of_2(layout.pieces), PDL=pdl, launch_pdl=pdl, num_warps=min(max(block // 128, 1), 8),
+        BLOCK=block, TOP_K=top_k, TOP_BLOCK=next_power_of_2(max(top_k, 1)), ALL=experts is None, NORM=norm is not None,
+        PIECES=layout.pieces, MOST=next_power_of_2(layout.pieces), PDL=pdl, launch_pdl=pdl,
+        num_warps=min(max(block // 128, 1), 8),
     )  # fmt: skip
     return normed
 

@@ -23,9 +23,9 @@ from triton.runtime import driver  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 from quire.distributed.peer_memory import Layout  # noqa: E402
-from quire.kernels.moe.summands import Summands  # noqa: E402
 from quire.kernels.sampling.state import Column, Stats  # noqa: E402
 from quire.kernels.sampling.triton import apart  # noqa: E402
+from quire.kernels.summands import Summands  # noqa: E402
 from quire.kernels.triton import across_ranks  # noqa: E402
 from quire.kernels.triton import rehearsal as rehearsing  # noqa: E402
 from quire.kernels.triton.rehearsal import Rehearsal  # noqa: E402
@@ -249,8 +249,9 @@ def test_kernels_across_ranks_compile_and_are_found(
         across_ranks.reduce_once(x, x, peers)
         across_ranks.reduce_twice(x, x, peers)
         across_ranks.reduce_twice(x, x, peers, (x[0], 1e-6))
-        across_ranks.reduce_once(Summands(x, experts), x[:2], peers, (x[0], 1e-6))
-        across_ranks.reduce_twice(Summands(x, experts), x[:2], peers)
+        across_ranks.reduce_once(Summands(x.view(2, 2, -1), experts), x[:2], peers, (x[0], 1e-6))
+        across_ranks.reduce_twice(Summands(x.view(2, 2, -1), experts), x[:2], peers)
+        across_ranks.reduce_twice(Summands(x.view(2, 2, -1)), x[:2], peers)
         assert peers.logits is not None
         across_ranks.gather_columns(torch.zeros(4, 2512), peers.logits[:4], peers)
         across_ranks.from_first(tokens, peers)
@@ -259,10 +260,10 @@ def test_kernels_across_ranks_compile_and_are_found(
 
     with Rehearsal() as rehearsal:
         step()
-    assert rehearsal.wait() == 10
+    assert rehearsal.wait() == 11
     assert counting.launched == []
     step()
-    assert len(counting.launched) == 10
+    assert len(counting.launched) == 11
     with Rehearsal() as rehearsal:
         step()
     assert rehearsal.wait() == 0, "some kernel was not compiled, or not as it is launched"

@@ -12,11 +12,11 @@ from quire.kernels.gemm.fp8_linear import E4M3, Fp8Rows
 from quire.kernels.gemm.triton import fp8_rows
 from quire.kernels.moe.inside import USUAL, Inside, Shared
 from quire.kernels.moe.routes import Routes
-from quire.kernels.moe.summands import Summands
 from quire.kernels.moe.tiling import Tiling
 from quire.kernels.moe.triton import direct
 from quire.kernels.moe.triton.grouped import GroupedInside, combine, compile_once, grouped
 from quire.kernels.moe.triton.plan import apart, of_rows
+from quire.kernels.summands import Summands
 from quire.kernels.triton.launch import cdiv, has_gluon_sm90
 
 
@@ -47,7 +47,7 @@ def add_experts(
         )
     assert shared is None
     parts = summands(x, routes, gate_up, down, scales, norm, inside, narrow)
-    return combine(parts.parts, parts.experts, residual)
+    return combine(parts.parts.flatten(0, 1), routes.experts, residual)
 
 
 def summands(
@@ -68,7 +68,7 @@ def summands(
         parts = _narrow(narrow, x.dtype, routes, routes.tiling, gate_up, down, scales, inside)
     else:
         parts = _wide(x if norm is None else rms_norm(x, *norm), routes, routes.tiling, gate_up, down, scales, inside)
-    return Summands(parts, routes.experts)
+    return Summands(parts.view(*routes.experts.shape, -1), routes.experts)
 
 
 def _wide(
