@@ -264,7 +264,7 @@ class Shape:
     warps: int
     stages: int
     programs: int  # a processor gets if rows are not many
-    min_tiles: int  # of a share: of fewer, what it takes to add shares up is more than what several at once save
+    min_tiles: int  # of a share
     lines: int  # fetched at once when shares are merged
 
 
@@ -279,9 +279,8 @@ def shape(head_dim: int, element_size: int, lines: int, rows: float, shared: int
         return Shape(2 * tokens, 4, 3, 3, 1, 32)
     if width in MANY_ROWS and rows >= MANY_ROWS[width] and max(lines, 16) * width <= TWO_WARPS:
         return Shape(max(tokens // 2, 16), 2, 4 if width == 128 else 3, 3, 1, 32)
-    if element_size == 2 and width == 128:
-        return Shape(tokens, 4, 3, 6 if ONE_ROUND[0] <= rows < ONE_ROUND[1] else 3, 6, 32)
-    return Shape(tokens, 4, 3, 3, 1, 32)
+    is_one_round = element_size == 2 and width == 128 and ONE_ROUND[0] <= rows < ONE_ROUND[1]
+    return Shape(tokens, 4, 3, 6 if is_one_round else 3, 1, 32)
 
 
 @dataclass(frozen=True, slots=True)
