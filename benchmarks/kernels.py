@@ -37,7 +37,7 @@ from quire.kernels.attention.latent import by_head
 from quire.kernels.attention.latent_rows import LatentRows
 from quire.kernels.attention.scores import PLAIN
 from quire.kernels.elementwise import activation, norm
-from quire.kernels.gemm import fp8_linear
+from quire.kernels.gemm import fp8_linear, halves
 from quire.kernels.gemm.linear import linear
 from quire.kernels.gemm.triton.plan import plan
 from quire.quantization.base import FORMATS, WeightFormat
@@ -275,6 +275,21 @@ def bench_linear(model: Model) -> Iterator[Line]:
             us = microseconds([partial(linear, x, w, **around) for w in weights])
             library = microseconds([partial(F.linear, x, w) for w in weights])
             yield Line("linear", model.name, f"{m}x{k}->{n}", us, n * k * 2 / us / 1e3, "GB/s", library)
+        del weights
+
+
+def bench_halves(model: Model) -> Iterator[Line]:
+    """Products that two or four ranks add up, in halves of K (*: as they are then), beside whole ones."""
+    for size, (name, k) in product((2, 4), (("o", model.heads * model.dim), ("down", model.inner))):
+        k, n = k // size, model.hidden
+        weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
+        for m in (136, 160, 192, 224, 256):
+            x, out = random(m, k), random(m, n)
+            us = microseconds([partial(halves.linear, x, w) for w in weights])
+            whole = microseconds([partial(torch.mm, x, w.t(), out=out) for w in weights])
+            chosen = "*" if halves.pays(x, weights[0]) else ""
+            rate = 2 * m * n * k / us / 1e6
+            yield Line(f"{name} of {size}{chosen}", model.name, f"{m}x{k}->{n}", us, rate, "TFLOP/s", whole)
         del weights
 
 
@@ -597,7 +612,7 @@ def latent_prompt(heads: int, queries: int, length: int) -> Iterator[Line]:
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
-           "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer,
+           "halves": bench_halves, "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer,
            "fp8": bench_fp8, "codes": bench_codes, "backends": bench_backends, "latent": bench_latent}  # fmt: skip
 
 
