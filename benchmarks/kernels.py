@@ -37,7 +37,7 @@ from quire.kernels.attention.latent import by_head
 from quire.kernels.attention.latent_rows import LatentRows
 from quire.kernels.attention.scores import PLAIN
 from quire.kernels.elementwise import activation, norm
-from quire.kernels.gemm import fp8_linear, halves
+from quire.kernels.gemm import fp8_linear, in_parts
 from quire.kernels.gemm.linear import linear
 from quire.kernels.gemm.triton.plan import plan
 from quire.quantization.base import FORMATS, WeightFormat
@@ -278,19 +278,26 @@ def bench_linear(model: Model) -> Iterator[Line]:
         del weights
 
 
-def bench_halves(model: Model) -> Iterator[Line]:
-    """Products that two or four ranks add up, in halves of K (*: as they are then), beside whole ones."""
-    for size, (name, k) in product((2, 4), (("o", model.heads * model.dim), ("down", model.inner))):
-        k, n = k // size, model.hidden
-        weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
-        for m in (136, 160, 192, 224, 256):
-            x, out = random(m, k), random(m, n)
-            us = microseconds([partial(halves.linear, x, w) for w in weights])
-            whole = microseconds([partial(torch.mm, x, w.t(), out=out) for w in weights])
-            chosen = "*" if halves.pays(x, weights[0]) else ""
-            rate = 2 * m * n * k / us / 1e6
-            yield Line(f"{name} of {size}{chosen}", model.name, f"{m}x{k}->{n}", us, rate, "TFLOP/s", whole)
-        del weights
+def bench_in_parts(model: Model) -> Iterator[Line]:
+    """Products of two or four ranks in parts of K (*: so many are chosen), beside whole ones."""
+    for size in (2, 4):
+        for name, k, n, chosen in (
+            ("qkv", model.hidden, model.qkv // size, in_parts.parts_to_rotate),
+            ("o", model.heads * model.dim // size, model.hidden, in_parts.parts_to_sum),
+            ("down", model.inner // size, model.hidden, in_parts.parts_to_sum),
+        ):
+            weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
+            for m in (136, 160, 192, 224, 256):
+                x, out = random(m, k), random(m, n)
+                whole = microseconds([partial(torch.mm, x, w.t(), out=out) for w in weights])
+                for parts in (2, 4):
+                    us = microseconds([partial(in_parts.linear, x, w, parts) for w in weights])
+                    mark = "*" if parts == chosen(x, weights[0]) else ""
+                    rate = 2 * m * n * k / us / 1e6
+                    yield Line(
+                        f"{name} of {size}/{parts}{mark}", model.name, f"{m}x{k}->{n}", us, rate, "TFLOP/s", whole
+                    )
+            del weights
 
 
 def bench_batch(model: Model) -> Iterator[Line]:
@@ -612,7 +619,7 @@ def latent_prompt(heads: int, queries: int, length: int) -> Iterator[Line]:
 
 
 BENCHES = {"small": bench_small, "decode": bench_decode, "prefill": bench_prefill, "linear": bench_linear,
-           "halves": bench_halves, "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer,
+           "in-parts": bench_in_parts, "batch": bench_batch, "wide": bench_wide, "qkv": bench_qkv, "layer": bench_layer,
            "fp8": bench_fp8, "codes": bench_codes, "backends": bench_backends, "latent": bench_latent}  # fmt: skip
 
 

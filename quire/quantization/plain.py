@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire.kernels.attention.qkv import qkv_rope_write
-from quire.kernels.gemm import halves
+from quire.kernels.gemm import in_parts
 from quire.kernels.gemm.linear import linear
 from quire.kernels.summands import Summands
 from quire.quantization.base import (
@@ -61,9 +61,8 @@ class PlainMatrix(Matrix):
 
     def summands(self, x: Rows, norm: Norm | None) -> Summands | None:
         assert isinstance(x, torch.Tensor)
-        if norm is not None or self.bias is not None or not halves.pays(x, self.weight):
-            return None
-        return halves.linear(x, self.weight)
+        parts = 1 if norm is not None or self.bias is not None else in_parts.parts_to_sum(x, self.weight)
+        return in_parts.linear(x, self.weight, parts) if parts > 1 else None
 
     def qkv_rope_write(self, x: torch.Tensor, norm: Norm | None, place: QkvTarget) -> torch.Tensor:
         return qkv_rope_write(x, self.weight, self.bias, norm, place)

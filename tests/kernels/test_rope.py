@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.attention.rope import qk_norm_rope_write
+from quire.kernels.summands import Summands
 from tests.kernels.compare import assert_near
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_POSITION = 16, 24, 512
@@ -81,3 +82,19 @@ def test_rotates_norms_and_writes(
     untouched = torch.ones(NUM_BLOCKS, BLOCK_SIZE, dtype=torch.bool, device=device)
     untouched[block, offset] = False
     assert bool((written.transpose(1, 2)[untouched] == 7.0).all())
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_summands_are_added_up(device: torch.device, parts: int) -> None:
+    """As the sum is rotated and written, but that this is rounded first."""
+    heads, kv_heads, dim, tokens = 4, 2, 64, 19
+    of_rows = torch.randint(-8, 9, (tokens, parts, (heads + 2 * kv_heads) * dim), device=device).to(torch.bfloat16)
+    table, slots = cos_sin_table(32, device), torch.arange(tokens, device=device, dtype=torch.int32)
+    weights = [torch.randn(dim, device=device, dtype=torch.bfloat16) for _ in range(2)]
+    found = []
+    for qkv in (Summands(of_rows), of_rows.sum(1)):  # of small integers: exact in either type
+        pool = torch.zeros((NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, dim), device=device, dtype=torch.bfloat16)
+        q = qk_norm_rope_write(qkv, table, slots, slots, pool[:, 0], pool[:, 1], heads, kv_heads, dim, *weights)
+        found.append((q, pool))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])

@@ -11,6 +11,7 @@ import torch
 from quire.kernels.attention.rope import QkvTarget, qk_norm_rope_write
 from quire.kernels.dispatch import INTERPRETED, on_cuda
 from quire.kernels.elementwise.norm import rms_norm
+from quire.kernels.gemm import in_parts
 from quire.kernels.gemm.linear import linear
 
 MIN_ROWS = 1024
@@ -34,6 +35,9 @@ def qkv_rope_write(
         from quire.kernels.attention.triton import qkv_sm90
 
         return qkv_sm90.qkv_rope_write(x if norm is None else rms_norm(x, *norm), weight, bias, place)
+    parts = 1 if bias is not None else in_parts.parts_to_rotate(x, weight)
+    if parts > 1:
+        return qk_norm_rope_write(in_parts.linear(x if norm is None else rms_norm(x, *norm), weight, parts), *place)
     return qk_norm_rope_write(linear(x, weight, bias, norm=norm), *place)
 
 

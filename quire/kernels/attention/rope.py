@@ -10,6 +10,7 @@ from quire.kernels.dispatch import on_cpu, on_triton
 from quire.kernels.elementwise import cpu as cpu_elementwise
 from quire.kernels.elementwise.norm import rms_norm_reference
 from quire.kernels.masked import only
+from quire.kernels.summands import Summands
 
 
 class QkvTarget(NamedTuple):
@@ -34,7 +35,7 @@ class QkvTarget(NamedTuple):
 
 
 def qk_norm_rope_write(
-    qkv: torch.Tensor,
+    qkv: torch.Tensor | Summands,
     cos_sin: torch.Tensor,
     positions: torch.Tensor,
     slots: torch.Tensor,
@@ -51,24 +52,27 @@ def qk_norm_rope_write(
 ) -> torch.Tensor:
     """Returns rotated q [tokens, num_heads, head_dim]; k and v go to their slots in the cache.
 
-    qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim]; cos_sin float32 [max_position, rotary_dim], first half
-    cos, second half sin; positions, slots int32 [tokens] with slot = block * block_size + offset, or -1 for a padding
-    token, which is written nowhere; caches [num_blocks, num_kv_heads, block_size, head_dim], last two dims contiguous.
+    qkv [tokens, (num_heads + 2 * num_kv_heads) * head_dim], or summands of it that are all there; cos_sin float32
+    [max_position, rotary_dim], first half cos, second half sin; positions, slots int32 [tokens] with slot = block *
+    block_size + offset, or -1 for a padding token, which is written nowhere; caches [num_blocks, num_kv_heads,
+    block_size, head_dim], last two dims contiguous.
     q_weight and k_weight [head_dim] turn on the per-head RMS norm: give both or neither; norm_last: it comes behind the
-    rotation. Rotation pairs column i
-    with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX), or, interleaved, 2i with 2i + 1;
-    columns ≥ rotary_dim pass through.
+    rotation. Rotation pairs column i with i + rotary_dim / 2 (Su et al., 2021, in the half-split form of GPT-NeoX), or,
+    interleaved, 2i with 2i + 1; columns ≥ rotary_dim pass through.
     The caches may be of an 8-bit float type; values beyond its range become its largest.
     positions and slots must not be written by the kernel launched just before: they are read ahead of its end.
     """
-    arguments = (qkv, cos_sin, positions, slots, k_cache, v_cache, num_heads, num_kv_heads, head_dim)
-    if on_triton(qkv):
+    arguments = (cos_sin, positions, slots, k_cache, v_cache, num_heads, num_kv_heads, head_dim)
+    after = (q_weight, k_weight, eps, interleaved, norm_last)
+    if on_triton(positions):
         from quire.kernels.attention.triton import rope
 
-        return rope.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved, norm_last)
+        return rope.qk_norm_rope_write(qkv.parts if isinstance(qkv, Summands) else qkv, *arguments, *after)
+    if isinstance(qkv, Summands):
+        qkv = qkv.sum()
     if on_cpu(qkv) and k_cache.itemsize > 1:
-        return cpu_elementwise.qk_norm_rope_write(*arguments, q_weight, k_weight, eps, interleaved, norm_last)
-    return qk_norm_rope_write_reference(*arguments, q_weight, k_weight, eps, interleaved, norm_last)
+        return cpu_elementwise.qk_norm_rope_write(qkv, *arguments, *after)
+    return qk_norm_rope_write_reference(qkv, *arguments, *after)
 
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor, positions: torch.Tensor, *, interleaved: bool) -> torch.Tensor:

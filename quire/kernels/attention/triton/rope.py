@@ -16,14 +16,24 @@ from quire.kernels.triton.launches import launch
 FEW_TOKENS = 128  # up to this, latency counts; above, bytes do
 
 
+@triton.jit
+def _added(at, there, step, PARTS: tl.constexpr):
+    """The sum of what lies `step` apart, in float32."""
+    total = tl.load(at, there, 0.0).to(tl.float32)
+    for part in tl.static_range(1, PARTS):
+        total += tl.load(at + part * step, there, 0.0).to(tl.float32)
+    return total
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def _qk_norm_rope_write_kernel(
     qkv_ptr, cos_sin_ptr, positions_ptr, slots_ptr, k_cache_ptr, v_cache_ptr, q_ptr, q_weight_ptr, k_weight_ptr,
-    num_tokens, qkv_stride, cos_sin_stride, k_block_stride, k_head_stride, v_block_stride, v_head_stride, eps,
+    num_tokens, qkv_stride, part_stride, cos_sin_stride, k_block_stride, k_head_stride, v_block_stride, v_head_stride,
+    eps,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     NORM: tl.constexpr, TOKENS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr, SAME_TYPE: tl.constexpr, PDL: tl.constexpr, INTERLEAVED: tl.constexpr,
-    NORM_LAST: tl.constexpr,
+    NORM_LAST: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = ROTARY // 2
     # Of columns that are turned with one another, where the first of all lie, and how far behind one the other is.
@@ -74,13 +84,13 @@ def _qk_norm_rope_write_kernel(
     wanted = alive[:, None, None] & in_heads
     columns, column_mask = (half * EVERY)[None, None, :], in_half[None, None, :]
 
-    first = tl.load(row + columns, there & column_mask, 0.0).to(tl.float32)  # [tokens, heads, half]
-    second = tl.load(row + OTHER + columns, there & column_mask, 0.0).to(tl.float32)
+    first = _added(row + columns, there & column_mask, part_stride, PARTS)  # [tokens, heads, half]
+    second = _added(row + OTHER + columns, there & column_mask, part_stride, PARTS)
     rest_columns = (ROTARY + tl.arange(0, BLOCK_REST))[None, None, :]
     rest_mask = rest_columns < DIM
     rest = tl.zeros([TOKENS, BLOCK_HEADS, BLOCK_REST], tl.float32)
     if ROTARY < DIM:
-        rest = tl.load(row + rest_columns, there & rest_mask, 0.0).to(tl.float32)
+        rest = _added(row + rest_columns, there & rest_mask, part_stride, PARTS)
     if not is_v:
         if NORM_LAST:
             turned = first * cos - second * sin
@@ -130,7 +140,8 @@ def qk_norm_rope_write(
     norm_last: bool = False,
     tile: tuple[int, int, int] | None = None,
 ) -> torch.Tensor:
-    """See `quire.kernels.attention.rope`; `tile` (tokens, heads, warps) is for measuring."""
+    """See `quire.kernels.attention.rope`; qkv may be [tokens, parts, n]. `tile` (tokens, heads, warps) is for
+    measuring."""
     num_tokens, rotary = qkv.shape[0], cos_sin.shape[1]
     q = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
@@ -141,10 +152,12 @@ def qk_norm_rope_write(
     launch(_qk_norm_rope_write_kernel, (-(-num_tokens // tokens), groups),
         qkv, cos_sin, positions, slots, k_cache, v_cache, q,
         qkv if q_weight is None else q_weight, qkv if k_weight is None else k_weight, num_tokens,
-        qkv.stride(0), cos_sin.stride(0), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0), v_cache.stride(1),
-        eps, HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, ROTARY=rotary, BLOCK_SIZE=k_cache.shape[2],
+        qkv.stride(0), qkv.stride(-2), cos_sin.stride(0), k_cache.stride(0), k_cache.stride(1), v_cache.stride(0),
+        v_cache.stride(1), eps,
+        HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=head_dim, ROTARY=rotary, BLOCK_SIZE=k_cache.shape[2],
         NORM=q_weight is not None, TOKENS=tokens, BLOCK_HEADS=heads, BLOCK_HALF=next_power_of_2(rotary // 2),
         BLOCK_REST=next_power_of_2(max(head_dim - rotary, 1)), SAME_TYPE=k_cache.dtype == qkv.dtype, PDL=pdl,
-        INTERLEAVED=interleaved, NORM_LAST=norm_last, num_warps=num_warps, launch_pdl=pdl,
+        INTERLEAVED=interleaved, NORM_LAST=norm_last,
+        PARTS=1 if qkv.dim() == 2 else qkv.shape[1], num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return q

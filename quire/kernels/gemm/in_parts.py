@@ -1,0 +1,56 @@
+"""Products by the library as some summands, each of a part of K, for who adds them up on the way: sums over ranks, and
+the rotation of queries and keys.
+
+A rank's product of some hundred rows has few outputs and many inputs: the library's tiles of it are fewer than
+processors. Two halves side by side are twice as many, and take half as long.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.kernels.dispatch import on_cuda
+from quire.kernels.summands import Summands
+
+MOST_ROWS = 256  # above those of `decode_gemm`
+_TILE = 128  # rows, and outputs
+_EVEN = 64  # inputs of a part
+
+
+def parts_to_sum(x: torch.Tensor, weight: torch.Tensor) -> int:
+    """In how many parts x [m, k] @ weight [n, k].T goes into a sum over ranks; 1: whole.
+
+    What is saved, which grows with k, is to be more than what another summand of n numbers takes. On an H200, halves
+    one behind the other, of 256 rows, 4,096 × 3,584 took 16.1 µs whole and 14.1 in halves (160 rows: 17.5 and 12.0),
+    2,048 × 2,048 6.9 and 6.5, but 4,096 × 1,024 6.6 and 6.8.
+    """
+    return 2 if 2 * x.shape[1] >= len(weight) and _fit(x, weight, 2) else 1
+
+
+def parts_to_rotate(x: torch.Tensor, weight: torch.Tensor) -> int:
+    """In how many parts a product of queries, keys and values goes to their rotation; 1: whole.
+
+    On an H200, of 256 rows, 1,536 × 4,096 took 10.4 µs whole, 8.8 in two parts and 8.0 in four (160 rows: 11.2, 7.6 and
+    7.7), 2,560 × 2,048 7.9, 7.3 and 8.6, 1,280 × 2,048 6.8, 5.3 and 5.5, but 2,048 × 1,024 5.3, 5.0 and 5.5, which
+    leaves nothing for reading twice as much.
+    """
+    return next((parts for parts in (4, 2) if x.shape[1] >= 1024 * parts and _fit(x, weight, parts)), 1)
+
+
+def _fit(x: torch.Tensor, weight: torch.Tensor, parts: int) -> bool:
+    """Whether the product is the library's, and all tiles of so many parts find a processor."""
+    (m, k), n = x.shape, len(weight)
+    if not on_cuda(x) or m > MOST_ROWS or k % (parts * _EVEN) or x.dtype != weight.dtype or x.itemsize != 2:
+        return False
+    from quire.kernels.gemm.triton.plan import MAX_ROWS
+    from quire.kernels.triton.launch import num_processors
+
+    return m > MAX_ROWS and parts * -(-m // _TILE) * -(-n // _TILE) <= num_processors(x.device)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, parts: int) -> Summands:
+    """x [m, k] @ weight [n, k].T in so many parts a row: that of the first k / parts inputs, and so on."""
+    out = torch.empty((len(x), parts, len(weight)), dtype=x.dtype, device=x.device)
+    of_x, of_weight = (matrix.unflatten(1, (parts, -1)) for matrix in (x, weight))
+    torch.bmm(of_x.transpose(0, 1), of_weight.permute(1, 2, 0), out=out.transpose(0, 1))
+    return Summands(out)
