@@ -24,7 +24,7 @@ from quire.kernels.gemm import fp8_linear
 from quire.kernels.gemm.linear import linear
 from quire.kernels.gemm.triton import decode_gemm
 from quire.kernels.gemm.triton import plan as gemm_plan
-from quire.kernels.gemm.triton.plan import Plan, Registers, Ring, Shared, Tiles, Vector
+from quire.kernels.gemm.triton.plan import Ahead, Plan, Registers, Ring, Shared, Tiles, Vector
 from quire.kernels.triton.rehearsal import Rehearsal
 from quire.quantization.fp8 import Fp8Channel
 
@@ -46,7 +46,7 @@ class Products:
         gated, residual = name == "gate_up", name in ("down", "o")
         if self.fp8:
             return gemm_plan.plan_8_bits(rows, n, k, gated=gated, residual=residual, bulk=True, ring=True)
-        return gemm_plan.plan(rows, n, k, gated=gated, residual=residual, bulk=True)
+        return gemm_plan.plan(rows, n, k, gated=gated, residual=residual, bulk=True, ahead=not residual)
 
     def run(
         self,
@@ -86,6 +86,8 @@ class Products:
                 yield Shared(*cut)
         if rows > 1:
             yield from self._tiles(n, k, max(8, rows), gated)
+        if rows > 16 and name in ("gate_up", "qkv"):
+            yield from (Ahead(32), Ahead(64))
 
     def ways_8_bits(self, name: str, rows: int) -> Iterator[Plan | None]:
         (n, k), gated = self.sizes[name], name == "gate_up"

@@ -13,12 +13,15 @@ from quire.kernels.gemm.triton.plan import (
     MAX_ROWS,
     RING_COLUMNS,
     RING_STEP,
+    Ahead,
     Plan,
     Registers,
     Ring,
     Shared,
     Tiles,
     Vector,
+    parts_to_rotate,
+    parts_to_sum,
     plan,
 )
 from tests.kernels.compare import assert_near
@@ -94,6 +97,10 @@ def check(how: Plan, m: int, n: int, k: int, gated: bool, width: int = 2) -> Non
         assert how.stages >= 2
         assert how.split == 1 or not gated, "parts of a gate are none"
         assert how.programs * (how.stages * (RING_STEP + 16) + kept + sums + 1024) <= PROCESSOR_BYTES + 1024
+    elif isinstance(how, Ahead):
+        assert 16 < m <= MAX_ROWS
+        assert how.lines in (32, 64)
+        assert how.parts == 1
     else:
         stage = (how.block_m + times * how.block_n) * how.block_k * width
         assert how.num_stages >= 2
@@ -109,12 +116,13 @@ def check(how: Plan, m: int, n: int, k: int, gated: bool, width: int = 2) -> Non
             assert tiles <= COUNTERS
 
 
-@pytest.mark.parametrize("bulk", [True, False])
+@pytest.mark.parametrize(("bulk", "ahead"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("m", ROWS)
-def test_every_plan_fits_the_hardware(m: int, bulk: bool) -> None:
+def test_every_plan_fits_the_hardware(m: int, bulk: bool, ahead: bool) -> None:
     seen = 0
     for n, k, gated, residual in shapes():
-        how = plan(m, n, k, gated=gated, residual=residual, bulk=bulk)
+        how = plan(m, n, k, gated=gated, residual=residual, bulk=bulk, ahead=ahead and not residual)
+        assert ahead or not isinstance(how, Ahead)
         if how is None:
             assert m > (64 if bulk else 16), "products of few rows never go through the library"
             continue
@@ -124,11 +132,14 @@ def test_every_plan_fits_the_hardware(m: int, bulk: bool) -> None:
     assert seen or m > (64 if bulk else 16)
 
 
-def test_rows_of_one_graph_size_have_one_plan() -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rows_of_one_graph_size_have_one_plan(ahead: bool) -> None:
     """So a batch padded to the next size costs what that size costs: between heights of tiles nothing changes."""
     for n, k, gated, residual in shapes():
         for low, high in ((2, 8), (9, 16), (17, 32), (33, 64), (65, 128)):
-            plans = {plan(m, n, k, gated=gated, residual=residual, bulk=True) for m in range(low, high + 1)}
+            plans = {
+                plan(m, n, k, gated=gated, residual=residual, bulk=True, ahead=ahead) for m in range(low, high + 1)
+            }
             assert len(plans) == 1
 
 
@@ -157,6 +168,29 @@ def test_long_products_of_few_outputs_share_k_where_narrow_tiles_leave_processor
     assert cut(2560, 8192) == (64, 3)
     assert [cut(n, 8192) for n in (2048, 3072, 4096)] == [(32, 2), (32, 1), (32, 1)]
     assert cut(2560, 4096) == (32, 1)
+
+
+def test_weights_that_are_there_first_where_nothing_is_added() -> None:
+    """Products of one GPU, and of ranks: lines of a tile, of 64 and of 128 rows."""
+
+    def lines(n: int, k: int, *, gated: bool = False, residual: bool = False) -> list[int | None]:
+        plans = [plan(m, n, k, gated=gated, residual=residual, bulk=True, ahead=True) for m in (64, 128)]
+        return [how.lines if isinstance(how, Ahead) else None for how in plans]
+
+    assert [lines(n, 4096) for n in (6144, 4096, 2048)] == [[64, None], [32, None], [None, None]]
+    gated = [lines(n, 4096, gated=True) for n in (14336, 7168, 3584, 3072)]
+    assert gated == [[64, None], [64, 64], [32, 32], [32, None]]
+    assert lines(8192, 2048, residual=True) == [64, None]
+    assert lines(128256, 4096) == [None, None]
+
+
+def test_parts_for_who_adds_them_up() -> None:
+    """Of a rank's products of queries, keys and values, and of those that a sum reads."""
+    assert [parts_to_rotate(64, n, k) for n, k in ((1536, 4096), (2560, 8192), (2560, 2048))] == [5, 3, 3]
+    assert [parts_to_rotate(64, n, k) for n, k in ((6144, 4096), (4096, 2048), (2048, 1024))] == [1, 1, 1]
+    assert [parts_to_sum(64, n, k) for n, k in ((4096, 3584), (2048, 2048), (4096, 1024))] == [2, 4, 2]
+    assert [parts_to_sum(m, 4096, 3584) for m in (16, 17, 128, 129)] == [1, 2, 2, 1]
+    assert [parts_to_sum(64, n, k) for n, k in ((8192, 7168), (4096, 512), (256, 8192))] == [1, 1, 8]
 
 
 def test_no_plan_beyond_its_rows_or_without_a_gpu() -> None:

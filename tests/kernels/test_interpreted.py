@@ -19,7 +19,7 @@ NOT_INTERPRETED = {
     "_register_kernel", "_code_rows_kernel", "_gated_sm90_kernel", "_fp8_ring_kernel", "_code_ring_kernel",
     "_qkv_sm90_kernel", "_prefill_sm90_kernel", "_shrink_registers_kernel", "_expand_registers_kernel",
     "_expand_ring_kernel", "_latent_prompt_sm90_kernel", "_latent_sm90_kernel", "_code_gemm_kernel",
-    "_code_direct_kernel", "_code_tiles_kernel", "_down_sm90_kernel",
+    "_code_direct_kernel", "_code_tiles_kernel", "_down_sm90_kernel", "_ahead_kernel",
 }  # fmt: skip
 
 

@@ -52,8 +52,8 @@ WITHOUT = {
     "decode_workspace": PLAN, "decode_schedule": PLAN, "prefill_schedule": PLAN, "prefill_wave": PLAN, "pays": PLAN,
     "plan": PLAN, "plan_8_bits": PLAN, "schedule": PLAN, "takes": PLAN, "wave": PLAN, "costs": PLAN,
     "decode_gemm.linear": INNER, "fp8_blocks.linear": INNER, "gated": INNER, "by_library": INNER,
-    "linear_and_shrink": INNER,
-    "norms_inside": PLAN, "has_gluon": PLAN, "summands": INNER,
+    "linear_and_shrink": INNER, "in_parts.linear": INNER,
+    "norms_inside": PLAN, "has_gluon": PLAN, "has_ahead": PLAN, "summands": INNER,
     "reduce_add_norm": RANKS, "gather_columns": RANKS, "from_first": RANKS, "draw_apart": RANKS, "parts_adder": RANKS,
 }  # fmt: skip
 Results = list[torch.Tensor]

@@ -42,9 +42,19 @@ def adds_up(norm: tuple[torch.Tensor, float] | None, residual: torch.Tensor | No
     return residual is not None or (norm is None and out is not None and out.dtype != torch.float32)
 
 
-def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) -> Plan | None:
+def has_ahead(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether products of x and weight may be of the kernel whose weights are there before x is."""
+    if not on_cuda(x) or INTERPRETED or x.dtype != weight.dtype or x.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    from quire.kernels.triton.launch import has_gluon_sm90
+
+    aligned = x.shape[1] % 8 == len(weight) % 16 == x.stride(0) % 8 == weight.stride(0) % 8 == 0
+    return aligned and has_gluon_sm90(x.device)
+
+
+def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool, alone: bool = False) -> Plan | None:
     """How to multiply x [m, k] by weight ([n, k], or [2n, k] if gated), with norm, gate and residual sum if asked for;
-    None: not here."""
+    None: not here. alone: there is no bias, and nothing that the product is added to."""
     m, k = x.shape
     if not (on_cuda(x) and m and k >= 64 and x.dtype in (torch.bfloat16, torch.float16)):
         return None
@@ -55,7 +65,8 @@ def plan(x: torch.Tensor, weight: torch.Tensor, *, gated: bool, residual: bool) 
         return None
     n = weight.shape[0] // (2 if gated else 1)
     aligned = k % 8 == x.stride(0) % 8 == weight.stride(0) % 8 == 0  # eight elements at once
-    how = plan_of(m, n, k, gated=gated, residual=residual, bulk=aligned and _bulk_copies(x.device))
+    bulk, ahead = aligned and _bulk_copies(x.device), alone and has_ahead(x, weight)
+    how = plan_of(m, n, k, gated=gated, residual=residual, bulk=bulk, ahead=ahead)
     if isinstance(how, Registers) and not (aligned and has_gluon(x.device)):
         return Vector(4, 512, 4) if m == 1 else Shared(16, 64, 4, 4)
     return how

@@ -1,8 +1,8 @@
-"""Products by the library as some summands, each of a part of K, for who adds them up on the way: sums over ranks, and
-the rotation of queries and keys.
+"""Products as some summands, each of a part of K, for who adds them up on the way: sums over ranks, and the rotation of
+queries and keys.
 
-A rank's product of some hundred rows has few outputs and many inputs: the library's tiles of it are fewer than
-processors. Two halves side by side are twice as many, and take half as long.
+A rank's product of some rows has few outputs and many inputs: tiles of it are fewer than processors. Parts side by side
+find more, and take less long. Up to 128 rows they are of our own kernel, from there on of the library's.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from __future__ import annotations
 import torch
 
 from quire.kernels.dispatch import on_cuda
+from quire.kernels.gemm.decode_gemm import has_ahead
+from quire.kernels.gemm.triton import plan
+from quire.kernels.gemm.triton.plan import MAX_ROWS, Ahead
 from quire.kernels.summands import Summands
 
-MOST_ROWS = 256  # above those of `decode_gemm`
-_TILE = 128  # rows, and outputs
+MOST_ROWS = 256
+_TILE = 128  # rows, and outputs, of the library's
 _EVEN = 64  # inputs of a part
 
 
@@ -24,7 +27,10 @@ def parts_to_sum(x: torch.Tensor, weight: torch.Tensor) -> int:
     one behind the other, of 256 rows, 4,096 × 3,584 took 16.1 µs whole and 14.1 in halves (160 rows: 17.5 and 12.0),
     2,048 × 2,048 6.9 and 6.5, but 4,096 × 1,024 6.6 and 6.8.
     """
-    return 2 if 2 * x.shape[1] >= len(weight) and _fit(x, weight, 2) else 1
+    (m, k), n = x.shape, len(weight)
+    if m <= MAX_ROWS:
+        return plan.parts_to_sum(m, n, k) if has_ahead(x, weight) else 1
+    return 2 if 2 * k >= n and _fit(x, weight, 2) else 1
 
 
 def parts_to_rotate(x: torch.Tensor, weight: torch.Tensor) -> int:
@@ -34,23 +40,30 @@ def parts_to_rotate(x: torch.Tensor, weight: torch.Tensor) -> int:
     7.7), 2,560 × 2,048 7.9, 7.3 and 8.6, 1,280 × 2,048 6.8, 5.3 and 5.5, but 2,048 × 1,024 5.3, 5.0 and 5.5, which
     leaves nothing for reading twice as much.
     """
-    return next((parts for parts in (4, 2) if x.shape[1] >= 1024 * parts and _fit(x, weight, parts)), 1)
+    (m, k), n = x.shape, len(weight)
+    if m <= MAX_ROWS:
+        return plan.parts_to_rotate(m, n, k) if has_ahead(x, weight) else 1
+    return next((parts for parts in (4, 2) if k >= 1024 * parts and _fit(x, weight, parts)), 1)
 
 
 def _fit(x: torch.Tensor, weight: torch.Tensor, parts: int) -> bool:
-    """Whether the product is the library's, and all tiles of so many parts find a processor."""
+    """Whether the library takes parts, and all their tiles find a processor."""
     (m, k), n = x.shape, len(weight)
     if not on_cuda(x) or m > MOST_ROWS or k % (parts * _EVEN) or x.dtype != weight.dtype or x.itemsize != 2:
         return False
-    from quire.kernels.gemm.triton.plan import MAX_ROWS
     from quire.kernels.triton.launch import num_processors
 
-    return m > MAX_ROWS and parts * -(-m // _TILE) * -(-n // _TILE) <= num_processors(x.device)
+    return parts * -(-m // _TILE) * -(-n // _TILE) <= num_processors(x.device)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, parts: int) -> Summands:
-    """x [m, k] @ weight [n, k].T in so many parts a row: that of the first k / parts inputs, and so on."""
+    """x [m, k] @ weight [n, k].T in so many parts a row, of the columns of k one after the other."""
     out = torch.empty((len(x), parts, len(weight)), dtype=x.dtype, device=x.device)
+    if len(x) <= MAX_ROWS and has_ahead(x, weight):
+        from quire.kernels.gemm.triton import ahead_sm90
+
+        ahead_sm90.linear(x, weight, out.flatten(1), Ahead(64, parts), gated=False)
+        return Summands(out)
     of_x, of_weight = (matrix.unflatten(1, (parts, -1)) for matrix in (x, weight))
     torch.bmm(of_x.transpose(0, 1), of_weight.permute(1, 2, 0), out=out.transpose(0, 1))
     return Summands(out)

@@ -45,7 +45,8 @@ def linear(
     summed = decode_gemm.adds_up(norm, residual, out)
     if norm is not None and x.dtype == torch.float16:  # x * norm's weight, not yet divided, may leave its range
         x, norm = rms_norm(x, *norm), None
-    plan = decode_gemm.plan(x, weight, gated=gated, residual=summed)
+    alone = bias is None and residual is None
+    plan = decode_gemm.plan(x, weight, gated=gated, residual=summed, alone=alone)
     if plan is not None:
         return decode_gemm.linear(x, weight, bias, norm, gated, residual, out_dtype, out, plan)
     if norm is not None:

@@ -6,7 +6,7 @@ import torch
 
 from quire.kernels.elementwise.triton import activation, norm
 from quire.kernels.gemm.triton import batch_gemm, fp8_rows, fp8_vector, skinny_registers, skinny_shared, skinny_vector
-from quire.kernels.gemm.triton.plan import Plan, Registers, Ring, Tiles, Vector
+from quire.kernels.gemm.triton.plan import Ahead, Plan, Registers, Ring, Tiles, Vector
 
 
 def linear(
@@ -32,6 +32,14 @@ def linear(
             return batch_gemm.linear(x, weight, bias, norm_weight, eps, gated, old, out, plan, late=late)
         x, row_scale = fp8_rows.quantize(x) if gain is None else fp8_rows.rms_norm_quantize(x, *gain)
         return batch_gemm.linear(x, weight, bias, None, eps, gated, old, out, plan, scale, row_scale, late=late)
+    if isinstance(plan, Ahead):
+        from quire.kernels.gemm.triton import ahead_sm90
+
+        assert bias is None
+        assert not residual
+        assert not late
+        x = x if gain is None else norm.rms_norm(x, *gain, early=True)
+        return ahead_sm90.linear(x, weight, out, plan, gated=gated)
     if isinstance(plan, Ring):
         from quire.kernels.gemm.triton import fp8_ring_sm90
 
