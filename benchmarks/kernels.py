@@ -287,13 +287,13 @@ def bench_in_parts(model: Model) -> Iterator[Line]:
             ("down", model.inner // size, model.hidden, in_parts.parts_to_sum),
         ):
             weights = [random(n, k) for _ in range(copies(n * k * 2, least=4))]
-            for m in (136, 160, 192, 224, 256):
+            for m in (24, 40, 64, 96, 128, 136, 160, 192, 224, 256):
                 x, out = random(m, k), random(m, n)
                 whole = microseconds([partial(torch.mm, x, w.t(), out=out) for w in weights])
-                for parts in (2, 4):
+                best = chosen(x, weights[0])
+                for parts in sorted({2, 4, max(best, 2)}):
                     us = microseconds([partial(in_parts.linear, x, w, parts) for w in weights])
-                    mark = "*" if parts == chosen(x, weights[0]) else ""
-                    rate = 2 * m * n * k / us / 1e6
+                    mark, rate = "*" if parts == best else "", 2 * m * n * k / us / 1e6
                     yield Line(
                         f"{name} of {size}/{parts}{mark}", model.name, f"{m}x{k}->{n}", us, rate, "TFLOP/s", whole
                     )
