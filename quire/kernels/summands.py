@@ -11,8 +11,8 @@ import torch
 class Summands:
     """Rows, of which each is the sum of some.
 
-    parts [m, k, n], contiguous, on a GPU: k of each row. experts int32 [m, k]: -1 where there is no part; None: all
-    are there.
+    parts [m, k, n], contiguous: k of each row. experts int32 [m, k], on a GPU: -1 where there is no part; None: all are
+    there.
     """
 
     parts: torch.Tensor

@@ -23,9 +23,9 @@ _EVEN = 64  # inputs of a part
 def parts_to_sum(x: torch.Tensor, weight: torch.Tensor) -> int:
     """In how many parts x [m, k] @ weight [n, k].T goes into a sum over ranks; 1: whole.
 
-    What is saved, which grows with k, is to be more than what another summand of n numbers takes. On an H200, halves
-    one behind the other, of 256 rows, 4,096 × 3,584 took 16.1 µs whole and 14.1 in halves (160 rows: 17.5 and 12.0),
-    2,048 × 2,048 6.9 and 6.5, but 4,096 × 1,024 6.6 and 6.8.
+    What is saved, which grows with k, is to be more than what another summand of n numbers takes. On an H200, 256 rows
+    of 4,096 × 3,584 took 14.7 µs whole and 13.5 in halves (160 rows: 17.0 and 11.2), of 4,096 × 2,048 10.1 and 9.4, but
+    of 4,096 × 1,024 6.3 and 6.6 (`python benchmarks/kernels.py --only in-parts`).
     """
     (m, k), n = x.shape, len(weight)
     if m <= MAX_ROWS:
@@ -36,9 +36,9 @@ def parts_to_sum(x: torch.Tensor, weight: torch.Tensor) -> int:
 def parts_to_rotate(x: torch.Tensor, weight: torch.Tensor) -> int:
     """In how many parts a product of queries, keys and values goes to their rotation; 1: whole.
 
-    On an H200, of 256 rows, 1,536 × 4,096 took 10.4 µs whole, 8.8 in two parts and 8.0 in four (160 rows: 11.2, 7.6 and
-    7.7), 2,560 × 2,048 7.9, 7.3 and 8.6, 1,280 × 2,048 6.8, 5.3 and 5.5, but 2,048 × 1,024 5.3, 5.0 and 5.5, which
-    leaves nothing for reading twice as much.
+    On an H200, 256 rows of 1,536 × 4,096 took 10.0 µs whole, 8.4 in two parts and 7.7 in four (160 rows: 11.2, 7.4 and
+    7.3), of 3,072 × 4,096 14.0, 11.8 and 12.6, but of 2,048 × 1,024 5.1, 4.8 and 5.3, which leaves nothing for reading
+    twice as much.
     """
     (m, k), n = x.shape, len(weight)
     if m <= MAX_ROWS:

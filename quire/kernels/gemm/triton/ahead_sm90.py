@@ -26,15 +26,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from quire.kernels.attention.triton.decode import LOG2_E
-from quire.kernels.gemm.triton.pipeline_sm90 import SWIZZLED, halves
+from quire.kernels.gemm.triton.pipeline_sm90 import SWIZZLED, halves, swish
 from quire.kernels.gemm.triton.plan import SHARED_BYTES, Ahead
 from quire.kernels.triton.descriptors import described
 from quire.kernels.triton.launch import cdiv, has_pdl
 from quire.kernels.triton.launches import launch
 
 ROWS, BLOCK_K = 64, 64  # of a tile
-# The copy engine takes longer for rows beyond x than for others: boxes with none of x read its first rows. Of 24 rows,
-# 8,192 × 7,168, 41 µs in boxes of 64 rows and 32 in these.
+# The copy engine takes longer for rows beyond x than for others: boxes with none of x read its first rows.
 BOX = 16
 AT_ONCE = 2  # tiles of a step
 STEP = AT_ONCE * BLOCK_K
@@ -67,10 +66,10 @@ def _produce(
     AT_ONCE: gl.constexpr = x_boxes.shape[0] // (BOXES * STAGES)
     STEP: gl.constexpr = AT_ONCE * x_boxes.shape[2]
     BYTES: gl.constexpr = (BOXES * BOX + TIMES * weight_tiles.shape[1]) * STEP * 2
-    THERE: gl.constexpr = 1 << 30
+    ALL: gl.constexpr = 1 << 30
     for i in gl.static_range(STAGES):
         mbarrier.expect(full.index(i), BYTES)
-        _ask(weight_desc, weight_tiles, line, apart, k + i * STEP, full, i, THERE, TIMES)
+        _ask(weight_desc, weight_tiles, line, apart, k + i * STEP, full, i, ALL, TIMES)
     if PDL:
         gdc_wait()
     for i in gl.static_range(STAGES):
@@ -81,7 +80,7 @@ def _produce(
         mbarrier.wait(empty.index(stage), parity)
         mbarrier.expect(full.index(stage), BYTES)
         _ask(x_desc, x_boxes, 0, BOX, k + step * STEP, full, stage, M, BOXES)
-        _ask(weight_desc, weight_tiles, line, apart, k + step * STEP, full, stage, THERE, TIMES)
+        _ask(weight_desc, weight_tiles, line, apart, k + step * STEP, full, stage, ALL, TIMES)
         stage += 1
         if stage == STAGES:
             stage = 0
@@ -123,12 +122,7 @@ def _consume(
     y = warpgroup_mma_wait(0, deps=[sums])
     if TIMES == 2:
         gate, up = halves(y)
-        grown = 1.0 + gl.exp2(gate * -LOG2_E)
-        # Good to a bit of float32, where a division costs several instructions.
-        sigmoid = gl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [grown], dtype=gl.float32, is_pure=True, pack=1
-        )
-        y = gate * up * sigmoid
+        y = swish(gate, up, LOG2_E)
     ACROSS: gl.constexpr = LINES // 8
     WRITTEN: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
     y = gl.convert_layout(y.to(out_ptr.dtype.element_ty), WRITTEN)

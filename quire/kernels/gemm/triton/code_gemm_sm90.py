@@ -46,7 +46,7 @@ from quire.kernels.gemm.triton.code_steps_sm90 import (
 )
 from quire.kernels.gemm.triton.codes import KINDS, arguments, by_two, tail_of
 from quire.kernels.gemm.triton.parts_sm90 import collected, count, leave
-from quire.kernels.gemm.triton.pipeline_sm90 import GROUP_M, SWIZZLED, _asm, ask, halves, hand_over, place
+from quire.kernels.gemm.triton.pipeline_sm90 import GROUP_M, SWIZZLED, _asm, ask, halves, hand_over, place, swish
 from quire.kernels.triton.launch import has_pdl, num_processors
 
 TURN = 2  # blocks
@@ -227,12 +227,7 @@ def _consume(
                     y += _of_lines(bias_ptr, first_n + half * apart, lines, SUMS)
                 results += (y,)
             if GATED:
-                # Good to a bit of float32, where a division costs several instructions.
-                sigmoid = gl.inline_asm_elementwise(
-                    "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(results[0] * -LOG2_E)], dtype=gl.float32,
-                    is_pure=True, pack=1,
-                )  # fmt: skip
-                results = (results[0] * results[1] * sigmoid,)
+                results = (swish(results[0], results[1], LOG2_E),)
             for half in gl.static_range(RESULTS):
                 if WIDE:
                     _store(results[half], out, out_stride, m * ROWS, first_n + half * 128, M, N)

@@ -352,7 +352,8 @@ def _ahead(m: int, n: int, k: int, *, gated: bool) -> Ahead | None:
     if k < 512 or m > MAX_ROWS:
         return None
     if m > 64:
-        return Ahead(64) if gated and _is_a_round(tiles) else Ahead(32) if gated and _is_a_round(narrow) else None
+        whole = _is_a_round(tiles)
+        return Ahead(64 if whole else 32) if gated and (whole or _is_a_round(narrow)) else None
     if gated:
         return Ahead(64 if 5 * tiles >= 3 * PROCESSORS else 32)
     if k >= 2048 and _is_a_round(narrow):

@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.attention.triton.decode import LOG2_E
 from quire.kernels.gemm.triton import pipeline_sm90 as pipeline
-from quire.kernels.gemm.triton.pipeline_sm90 import allocate, finish, follow, halves, multiply, place, produce
+from quire.kernels.gemm.triton.pipeline_sm90 import allocate, finish, follow, halves, multiply, place, produce, swish
 from quire.kernels.triton.descriptors import described
 from quire.kernels.triton.launch import has_pdl
 from quire.kernels.triton.launches import launch
@@ -37,14 +37,10 @@ def _consume(
         both, stage, parity = multiply(x_halves, weight_halves, full, empty, stage, parity, steps, NUMBER)
         both, stage, parity = finish(both, full, empty, stage, parity)
         gate, up = halves(both)
-        grown = 1.0 + gl.exp2(gate * -LOG2_E)
-        # Good to a bit of float32, where a division costs several instructions.
-        sigmoid = gl.inline_asm_elementwise(
-            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [grown], dtype=gl.float32, is_pure=True, pack=1
-        )
+        y = swish(gate, up, LOG2_E)
         tma.store_wait(0)
         gl.thread_barrier()  # the tile before this one has left its place
-        out_tile.store(gl.convert_layout((gate * up * sigmoid).to(out_tiles.dtype), OUT_LAYOUT))
+        out_tile.store(gl.convert_layout(y.to(out_tiles.dtype), OUT_LAYOUT))
         fence_async_shared()
         gl.thread_barrier()
         m, n = place(tile, tiles_m, tiles_n, GROUP_M)
